@@ -101,7 +101,15 @@ if TYPE_CHECKING:
     Engine = str
 else:
     Engine = Annotated[Literal[NAMES], Option(help="Processes on this machine, or a Ray cluster.")]
-    Codec = Annotated[Literal[choices()], Option(help="How frames are stored. auto: zstd (Atari: 1/27 of raw).")]
+    Codec = Annotated[
+        str,
+        Option(
+            metavar="C",
+            help="How frames are stored: raw, zstd (auto; Atari: 1/27 of raw), or zstd:LEVEL, 1 to 22: higher levels are "
+            "smaller, slower to write, and read as fast.",
+            autocompletion=choices,
+        ),
+    ]
 Force = Annotated[bool, Option("--force", help="Start over and replace an existing dataset.")]
 NoWait = Annotated[
     bool, Option("--no-wait", help="Fail where another process writes the same dataset, instead of waiting for it.")

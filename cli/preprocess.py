@@ -16,7 +16,7 @@ from .options import Address, Engine, Force, IdsOrFolders, NoWait, Procs, Root
 
 if TYPE_CHECKING:
     from ..datasets.acquire import Estimate
-    from ..preprocess.request import DryRun, Preprocessed
+    from ..preprocess.request import DryRun, Preprocessed, Request
     from ..storage.dataset import Dataset
 
 EXAMPLES = """
@@ -24,6 +24,8 @@ EXAMPLES = """
   rbdata preprocess Pong/5 --fn rbdata:resize_frames --args height=42 --args width=42 --dest my/pong42
   rbdata preprocess hopper-medium-v2 --fn fn.py:relabel --per episode --dest my/hopper --dry-run
   rbdata preprocess hopper-medium-v2 --top 10% --dest my/best
+  rbdata preprocess hopper-medium-v2 --split train=0.9,val=0.1 --dest my/hopper
+  rbdata preprocess Pong/5 --codec zstd:19 --dest my/pong-small
   rbdata preprocess hopper-medium-v2 hopper-expert-v2 --dest my/hopper-both
   rbdata preprocess hopper-medium-v2 --fn rbdata:normalize_observations --fn rbdata:returns_to_go --dest my/dt
 """
@@ -67,6 +69,33 @@ class Selection:
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What becomes of the steps and leaves besides what the functions do."""
+
+    split: Annotated[
+        str | None,
+        Option(
+            metavar="SHARES",
+            help="Make a dataset of each share of the episodes, drawn by --seed: train=0.9,val=0.1 makes DEST-train and "
+            "DEST-val.",
+        ),
+    ] = None
+    keep: Annotated[
+        str | None,
+        Option(metavar="LEAVES", help="Only these leaves, such as observation,action; flags and rewards stay."),
+    ] = None
+    drop: Annotated[str | None, Option(metavar="LEAVES", help="All leaves but these.")] = None
+    trim: Annotated[
+        float | None,
+        Option(
+            metavar="X",
+            help="Leave out the steps at the beginning and the end of each episode whose action, of floating-point numbers, "
+            "has a Euclidean norm of at most X. An episode that terminated keeps its end.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
 class Reading:
     """How steps are read, as a sampler reads them."""
 
@@ -88,8 +117,13 @@ class Execution:
     batch_size: Annotated[int | None, Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None
     procs: Procs = None
     codec: Annotated[
-        Literal[choices()],  # type: ignore[valid-type]
-        Option(help="How frames are stored. auto: zstd if it saves a third."),
+        str,
+        Option(
+            metavar="C",
+            help="How frames are stored: raw, zstd, or zstd:LEVEL, 1 to 22; another codec than they have, or a level, "
+            "compresses them again. auto: as they are, new ones by zstd if that saves a third.",
+            autocompletion=choices,
+        ),
     ] = "auto"
     layout: Annotated[
         Literal["auto", "ted"], Option(help="ted: plain TED; stores observations and next observations, raw.")
@@ -117,6 +151,7 @@ def run(
     ] = None,
     *,
     selection: Selection,
+    shape: Shape,
     keys: Annotated[
         Literal["all", "common"],
         Option(help="For several datasets. all: their leaves must be alike; common: leave out leaves that differ."),
@@ -148,15 +183,20 @@ def run(
     way for all batches. An interrupted run continues when the same command is run again.
     """
     from ..preprocess.function import parse_arguments
-    from ..preprocess.request import ReadOptions, make_request
-    from ..preprocess.run import preprocess
+    from ..preprocess.request import ReadOptions, make_requests, parse_split
     from . import report
 
-    request = make_request(
+    if shape.split is not None and execution.dry_run:
+        raise UsageError("a dry run tries one dataset", hint="leave out --split, or --dry-run")
+    requests = make_requests(
         datasets,
         fn or [],
         dest,
         keys=keys,
+        split=None if shape.split is None else parse_split(shape.split),
+        keep=shape.keep or (),
+        drop=shape.drop or (),
+        trim=shape.trim,
         select=None if selection == Selection() else selection.view,
         root=root,
         per=per,
@@ -166,13 +206,23 @@ def run(
         command=report.this_command(),
         **vars(execution),
     )
-    outcome: Any = report.work(dest, lambda listener: preprocess(request, listener))
-    if outcome.dry_run is not None:
-        _show_dry_run(outcome)
-        return 0
-    for warning in outcome.warnings:
-        out.warn(warning)
-    return report.finish([report.Result(outcome.id, outcome)], root, "Wrote")
+    results = []
+    for request in requests:
+        outcome = _make(request)
+        if outcome.dry_run is not None:
+            _show_dry_run(outcome)
+            return 0
+        for warning in outcome.warnings:
+            out.warn(warning)
+        results.append(report.Result(outcome.id, outcome))
+    return report.finish(results, root, "Wrote")
+
+
+def _make(request: Request) -> Preprocessed:
+    from ..preprocess.run import preprocess
+    from . import report
+
+    return report.work(request.dest, lambda listener: preprocess(request, listener))
 
 
 def _parse_top(text: str) -> float | int:

@@ -56,6 +56,10 @@ def preprocess(
     progress: bool | None = None,
     listener: Listener | None = None,
     keys: Literal["all", "common"] = "all",
+    split: Mapping[str, float] | None = None,
+    keep: str | Sequence[str] = (),
+    drop: str | Sequence[str] = (),
+    trim: float | None = None,
 ) -> Path:
     """Make the dataset ``dest`` from another one, or several, with a function; returns its folder.
 
@@ -64,6 +68,12 @@ def preprocess(
     returns one: a callable, text such as ``"pkg.mod:fn"`` or ``"rbdata:to_float"``, or a sequence of them, applied one after
     the other; without one, the data are copied. ``args`` are their arguments (``{"scale": 2}``, or
     ``{"scale_rewards.scale": 2}`` for one of several).
+
+    ``split`` (``{"train": 0.9, "val": 0.1}``) makes a dataset of each share of the episodes, ``DEST-train`` and ``DEST-val``,
+    drawn by ``seed``; the folder that they are in is returned. ``keep`` or ``drop`` names the leaves that the result has, or
+    has not; flags and rewards stay. ``trim`` leaves out the steps at the beginning and the end of each episode whose action has
+    a Euclidean norm of at most this (``functions.trim``). A ``codec`` such as ``"zstd:19"`` compresses frames again, at this
+    level.
 
     Functions of yours run in worker processes, ``procs`` of them; 0 is this process, for a debugger. Text is identified by its
     file and the local files that this imports. An object is not: its run is never continued, and ``dest`` must be free, or
@@ -74,13 +84,13 @@ def preprocess(
     """
     from ..datasets.ingest.bar import progress_listener
     from . import run
-    from .request import ReadOptions, make_request
+    from .request import ReadOptions, make_requests
 
     if not (isinstance(fn, (str, Sequence)) or callable(fn)):
         message = f"fn is a function, its name or several of them, not {fn!r}"
         raise UsageError(message, hint='"rbdata:identity" copies the steps as they are')
     functions: Any = [fn] if isinstance(fn, str) or callable(fn) else list(fn)
-    request = make_request(
+    requests = make_requests(
         dataset_id,
         functions,
         dest,
@@ -93,7 +103,11 @@ def preprocess(
         codec=codec,
         layout=layout,
         seed=seed,
-        args=args or {},
+        args=args,
+        split=split,
+        keep=keep,
+        drop=drop,
+        trim=trim,
         version=version,
         engine=engine,
         address=address,
@@ -102,7 +116,8 @@ def preprocess(
         wait=wait,
     )
     with progress_listener(dest, listener, progress) as events:
-        return run.preprocess(request, events).path
+        paths = [run.preprocess(request, events).path for request in requests]
+    return paths[0] if split is None else paths[0].parent
 
 
 class _CallablePackage(ModuleType):

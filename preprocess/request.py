@@ -18,15 +18,113 @@ from ..datasets.ingest.request import Outcome
 from ..errors import UsageError
 from ..storage.amounts import MOST_RECORDS
 from ..storage.codecs import resolve_choice
-from .functions.checks import choice, positive, whole
+from .functions.checks import choice, key_list, positive, whole
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from ..storage.dataset import Dataset
     from ..storage.schema import Schema
     from .layout import Shapes
 
 Per = Literal["batch", "sample", "episode"]
 Given = str | Callable[..., Any]
+
+
+def make_requests(
+    given: Any,
+    functions: Sequence[Given],
+    dest: str,
+    *,
+    split: Mapping[str, float] | None = None,
+    select: Callable[[Dataset], Dataset] | None = None,
+    seed: int = 0,
+    keep: str | Sequence[str] = (),
+    drop: str | Sequence[str] = (),
+    trim: float | None = None,
+    args: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> list[Request]:
+    """The requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``. For
+    ``options`` see `make_request`.
+
+    ``trim`` and ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after them.
+    """
+    functions, args = list(functions), dict(args or {})
+    if trim is not None:
+        functions, args["trim.threshold"] = ["rbdata:trim", *functions], trim
+    if keep or drop:
+        if keep and drop:
+            raise UsageError("keep names the leaves that stay, and drop those that do not", hint="choose one of them")
+        functions.append("rbdata:select_keys")
+        name = "keys" if keep else "drop"
+        chosen = key_list("keep" if keep else "drop", keep or drop)
+        args[f"select_keys.{name}"] = chosen
+    for name in ("rbdata:trim", "rbdata:select_keys"):
+        if functions.count(name) > 1:
+            raise UsageError(f"{name} is given twice", hint="as a function, or as an option")
+    options |= {"seed": seed, "args": args}
+    if split is None:
+        return [make_request(given, functions, dest, select=select, **options)]
+    shares = _checked_shares(split)
+
+    def part_of(name: str) -> Callable[[Dataset], Dataset]:
+        def part(dataset: Dataset) -> Dataset:
+            whole = dataset if select is None else select(dataset)
+            return whole.select(episodes=_split(len(whole.episodes), shares, seed)[name])
+
+        return part
+
+    return [
+        make_request(given, functions, f"{dest}-{name}", select=part_of(name), is_part=True, **options)
+        for name in shares
+    ]
+
+
+def _checked_shares(split: Any) -> dict[str, float]:
+    if not isinstance(split, Mapping) or not split:
+        raise UsageError(f"split is shares of the episodes by name, not {split!r}", hint=_SPLIT)
+    shares = {str(name): positive(f"the share of {name}", share, high=1) for name, share in split.items()}
+    if sum(shares.values()) > 1 + 1e-9:
+        raise UsageError(f"the shares of a split come to {sum(shares.values()):g}, more than 1", hint=_SPLIT)
+    for name in shares:
+        if not (name.isascii() and name.replace("_", "").isalnum()):
+            raise UsageError(f"the part of a split cannot be called {name!r}", hint="letters, digits and underscores")
+    return shares
+
+
+_SPLIT = "for example train=0.9,val=0.1"
+
+
+def parse_split(text: str) -> dict[str, float]:
+    """``train=0.9,val=0.1`` as shares by name. Raises UsageError."""
+    shares: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, share = part.partition("=")
+        try:
+            value = float(share)
+        except ValueError:
+            value = math.nan
+        if not equals or not 0 < value <= 1 or name.strip() in shares:
+            raise UsageError(f"--split {text!r} is not NAME=SHARE,NAME=SHARE", hint=_SPLIT)
+        shares[name.strip()] = value
+    return shares
+
+
+def _split(count: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
+    """The numbers of the episodes of each part, sorted: consecutive pieces of an order that is drawn by the seed.
+
+    Raises UsageError for a part without an episode.
+    """
+    import numpy as np
+
+    order = np.random.default_rng(seed).permutation(count)
+    edges = [0, *np.round(np.cumsum([*shares.values()]) * count).astype(int).tolist()]
+    parts = {name: np.sort(order[low:high]) for name, low, high in zip(shares, edges, edges[1:])}
+    empty = [name for name, numbers in parts.items() if not len(numbers)]
+    if empty:
+        raise UsageError(f"a share of {shares[empty[0]]:g} of {count:,} episodes is none for {empty[0]}")
+    return parts
 
 
 def make_request(
@@ -108,14 +206,16 @@ class Request:
     - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them
       and 16,384 at most). It affects the result where a function
       draws random numbers or computes over the whole batch.
-    - ``codec`` of observations that are stored once per state: ``auto`` compresses if that saves a third. ``layout``
-      ``ted`` stores observations and successors, raw.
+    - ``codec`` of observations that are stored once per state: ``auto`` compresses if that saves a third, and copies rows that
+      are compressed and unchanged; another codec than theirs, or a level (``zstd:19``), encodes them again. ``layout`` ``ted``
+      stores observations and successors, raw.
     - ``seed``: determines the random numbers of every batch or episode, together with the number of its first step.
     - ``engine``, ``procs``, ``address``: where the work is done; they do not affect the result. ``procs`` 0 is this process.
     - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries a few chunks and writes nothing.
     - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
     - ``command``: the command line, if there is one, for hints about an unfinished dataset.
     - ``folder``: where modules and files are searched (None: the current directory).
+    - ``is_part``: it makes one part of a split; functions that need a first pass over all data are refused.
     """
 
     id: str
@@ -140,6 +240,7 @@ class Request:
     folder: Path | None = None
     dataset: Dataset | None = None
     version: str | None = None
+    is_part: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (("num_frames", 1), ("batch_size", 1), ("procs", 0)):

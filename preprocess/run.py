@@ -45,7 +45,7 @@ from ..datasets.local import find
 from ..datasets.workers import open_engine
 from ..datasets.workers.task import Engine, do_task, usable_cpus
 from ..errors import DatasetExistsError, NotADatasetError, SchemaError, UnfinishedDatasetError, UsageError
-from ..storage.codecs import PLAIN, codec_of
+from ..storage.codecs import PLAIN, codec_of, level_of
 from ..storage.episodes import EpisodeTable, open_episodes
 from ..storage.folder import DatasetPlace, check_id, check_is_text
 from ..storage.integrity import check_leaves
@@ -297,6 +297,10 @@ class FunctionReader(Reader):
     def decide(self, work: Work | None) -> None:
         """The sections and chunks of the functions, their statistics, and from a trial the leaves."""
         chain = self._find_functions()
+        if self.request.is_part and any(chain.fits):
+            names = ", ".join(name for name, fits in zip(chain.names, chain.fits) if fits)
+            message = f"{names} computes statistics over all data, and each part of a split would get its own"
+            raise UsageError(message, hint="leave the split out, and split what comes of that")
         whole = self.whole = chain.per == "episode"
         self.sections = cut(self.episodes, self.section, whole)
         self.chunks = cut_sections(self.sections, self.episodes, self._chunk_size(whole), whole)
@@ -548,7 +552,10 @@ def _dry_run(reader: FunctionReader) -> Preprocessed:
     with TemporaryDirectory(prefix="rbdata-") as name:
         scratch = Path(name)
         store_dictionaries(scratch, {name: schema[name] for name in reader.dictionaries()}, reader.dictionaries(), "")
-        tasks = [PartTask(unit, scratch, schema, 1) for unit in reader.units_of(tried, frozenset())]
+        tasks = [
+            PartTask(unit, scratch, schema, 1, level=level_of(reader.options.codec))
+            for unit in reader.units_of(tried, frozenset())
+        ]
         done = reader.engine.run(do_task, tasks, lambda progress: None)
         records = [record["about"] for _, record in done]
         written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != PART_RECORD)

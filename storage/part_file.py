@@ -92,18 +92,18 @@ def lengths_path(stem: Path) -> Path:
     return stem.with_name(f"{stem.name}.lengths")
 
 
-def encoder_of(leaf: Leaf, folder: Path, threads: int) -> Encode | None:
+def encoder_of(leaf: Leaf, folder: Path, threads: int, level: int | None = None) -> Encode | None:
     """What compresses the rows of a leaf with the dictionary in a working folder; None where rows are stored as they are."""
     codec = codec_of(leaf)
     if codec.fixed_rows:
         return None
-    return _encoder(type(codec), codec.read_dictionary(folder), threads)
+    return _encoder(type(codec), codec.read_dictionary(folder), threads, level)
 
 
 @lru_cache(4)
-def _encoder(codec: Any, dictionary: bytes, threads: int) -> Encode:
+def _encoder(codec: Any, dictionary: bytes, threads: int, level: int | None) -> Encode:
     """Loading a dictionary is slow: a process keeps the last ones."""
-    encode: Encode = codec.encoder(dictionary, threads)
+    encode: Encode = codec.encoder(dictionary, threads, **({} if level is None else {"level": level}))
     return encode
 
 

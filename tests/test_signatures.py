@@ -15,7 +15,6 @@ from rbdata.datasets import catalogue
 from rbdata.datasets.sources.options import RESERVED, RawFileOptions, SourceOption, SourceOptions
 from rbdata.errors import UsageError
 from rbdata.storage import plugins
-from rbdata.storage.codecs import choices
 from rbdata.storage.derived_leaves import derive
 from rbdata.storage.replay import ReplayBuffer, TensorDictReplayBuffer
 from rbdata.storage.replay.samplers.choice import choose_sampler
@@ -54,7 +53,7 @@ def test_options_of_sources(function, keywords):
         assert f"``{name}``" in (rbdata.download.__doc__ + rbdata.convert.__doc__)
         assert f"{name}: " in pydoc.plain(pydoc.render_doc(function))
     assert {*inspect.signature(rbdata.download).parameters, *inspect.signature(rbdata.convert).parameters} >= RESERVED
-    assert set(get_args(typing.get_type_hints(function)["codec"])) == set(choices()) | {"auto"}
+    assert typing.get_type_hints(function)["codec"] is str  # a name, or one with a level
 
 
 def test_options_of_load():

@@ -75,9 +75,17 @@ class PartWriter:
     """
 
     def __init__(
-        self, folder: Path, unit: Unit, number: int, schema: Schema, threads: int, *, begins: bool = False
+        self,
+        folder: Path,
+        unit: Unit,
+        number: int,
+        schema: Schema,
+        threads: int,
+        *,
+        begins: bool = False,
+        level: int | None = None,
     ) -> None:
-        self._folder, self._unit, self._threads, self._begins = folder, unit, threads, begins
+        self._folder, self._unit, self._threads, self._begins, self._level = folder, unit, threads, begins, level
         self._target = part_folder(folder, unit.index, number)
         self._path = self._target.with_name(f"{self._target.name}.{uuid.uuid4().hex}")
         self._path.mkdir(parents=True)
@@ -138,7 +146,7 @@ class PartWriter:
     def _file(self, section: _Section, leaf: Leaf) -> RowsFile:
         stem = stem_of(leaf)
         if stem not in section.files:
-            encode = None if self._sample is not None else encoder_of(leaf, self._folder, self._threads)
+            encode = None if self._sample is not None else encoder_of(leaf, self._folder, self._threads, self._level)
             section.files[stem] = RowsFile(self._path / f"{stem}.{section.number}", leaf, encode)
         return section.files[stem]
 
@@ -166,7 +174,7 @@ class PartWriter:
         leaves = {leaf.name: leaf for leaf in trained_leaves(self.schema.states)}
         store_dictionaries(self._folder, leaves, chosen, self._unit.identity)
         for file, some in sample:
-            file.encode = encoder_of(file.leaf, self._folder, self._threads)
+            file.encode = encoder_of(file.leaf, self._folder, self._threads, self._level)
             file.append(some)
 
     # -- the end of a part ---------------------------------------------------------------------------------------------
@@ -301,6 +309,8 @@ class PartTask(_UnitTask):
     schema: Schema
     threads: int
     begins: bool = False
+    #: Of the codec (`storage.codecs.level_of`).
+    level: int | None = None
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Returns the record of the unit's last part; of one that ``begins`` ended early, the leaves alone."""
@@ -314,7 +324,7 @@ class PartTask(_UnitTask):
         before = parts_of(self.folder, unit)
         number, resume = len(before), before[-1].record["goes_on"] if before else None
         began = kept = time.monotonic()
-        writer = PartWriter(self.folder, unit, number, self.schema, self.threads, begins=self.begins)
+        writer = PartWriter(self.folder, unit, number, self.schema, self.threads, begins=self.begins, level=self.level)
         try:
             for block in unit.blocks(resume, self.threads):
                 writer.add(block)
@@ -325,7 +335,7 @@ class PartTask(_UnitTask):
                 if now - kept >= max(unit.keep_seconds, (kept - began) * _KEPT_SHARE):
                     writer.cut()
                     number, kept = number + 1, now
-                    writer = PartWriter(self.folder, unit, number, writer.schema, self.threads)
+                    writer = PartWriter(self.folder, unit, number, writer.schema, self.threads, level=self.level)
             return writer.finish()
         except BaseException as error:
             if not isinstance(error, DictionaryMadeError):

@@ -33,6 +33,7 @@ from ...errors import (
     DatasetExistsError,
     UnfinishedDatasetError,
 )
+from ...storage.codecs import level_of
 from ...storage.folder import DatasetPlace, check_space, make_writable, remove_tree
 from ...storage.join import Piece, is_joining, join
 from ...storage.leaf import Leaf
@@ -317,13 +318,17 @@ class _Run:
             raise
         return estimate
 
+    def _task(self, unit: Unit, threads: int, begins: bool = False) -> PartTask:
+        level = level_of(self.reader.options.codec)
+        return PartTask(unit, self.work.folder, self.reader.schema, threads, begins, level)
+
     def _read_lead(self, engine: Engine) -> Part | None:
         lead = self.reader.lead()
         if lead is None:
             return None
         folder = part_folder(self.work.folder, LEAD, 0)
         remove_tree(folder)
-        _do_one(PartTask(lead, self.work.folder, self.reader.schema, 1), engine, self.listener)
+        _do_one(self._task(lead, 1), engine, self.listener)
         return read_part(folder)
 
     def _check_digest(self) -> None:
@@ -447,23 +452,23 @@ class _Run:
 
     def _fill(self, engine: Engine) -> None:
         """Have workers make the parts that are not there; ``engine`` reads whole files."""
-        reader, folder = self.reader, self.work.folder
+        reader = self.reader
         left = self._left(self.units)
         if not left:
             return
         count = 0 if reader.here else usual_procs(len(left), self.request.procs)
         threads = threads_of_task(count, self.request.engine)
-        with self._workers(count, PartTask(left[0], folder, reader.schema, threads), engine) as workers:
+        with self._workers(count, self._task(left[0], threads), engine) as workers:
             while left and not self._is_begun():
                 begins = len(left) > 1 and not reader.first_decides
-                self._do([PartTask(left[0], folder, reader.schema, threads, begins)], workers)
+                self._do([self._task(left[0], threads, begins)], workers)
                 left = self._left(left[:1]) + left[1:]
             if reader.first_decides and (first := self._first_part()):
                 left = [reader.decided(unit, first) for unit in left]
             # Large units first, where their sizes are known: no process ends long after the others.
             if workers.parallel > 1 and not any(unit.spec for unit in left):
                 left = sorted(left, key=lambda unit: -unit.rows)
-            self._do([PartTask(unit, folder, reader.schema, threads) for unit in left], workers)
+            self._do([self._task(unit, threads) for unit in left], workers)
 
     @contextmanager
     def _workers(self, count: int, task: PartTask, reading: Engine) -> Iterator[Engine]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...storage.codecs import codec_of
+from ...storage.codecs import codec_of, level_of, resolve_choice
 from ...storage.schema import Schema
 
 if TYPE_CHECKING:
@@ -210,7 +210,10 @@ class Reader:
         from ...storage.manifest import Manifest
 
         names = {"name": self.source, "upstream": self.upstream or self.source, "dataset": self.name}
-        objects = [*self.objects(), *(part.object for part in facts.parts)]
+        objects, described = [*self.objects(), *(part.object for part in facts.parts)], self.describe()
+        options, codec = described["options"], self.options.codec
+        if level_of(codec) and resolve_choice(codec) == options.get("codec"):
+            options["codec"] = codec  # a repair, or more shards, are encoded alike
         unverified, (returns, lengths) = self.unverified(), episodes.summary()
         provenance: dict[str, Any] = {
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -225,7 +228,7 @@ class Reader:
             schema=self.schema,
             steps=episodes.steps,
             episodes=len(episodes),
-            source={**names, **self.describe(), "objects": objects},
+            source={**names, **described, "objects": objects},
             parts=[part.to_json() for part in facts.parts],
             spaces=dict(facts.spaces),
             counts=dict(facts.counts),

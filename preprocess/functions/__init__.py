@@ -37,6 +37,7 @@ BUILTIN = {
     "select_keys": "observations",
     "subsample": "episodes",
     "to_float": "observations",
+    "trim": "episodes",
 }
 
 

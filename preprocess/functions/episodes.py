@@ -1,4 +1,4 @@
-"""Functions that select episodes and steps: by return, length or outcome, every k-th step, a random fraction.
+"""Functions that select episodes and steps: by return, length or outcome, without idle ends, every k-th, a random fraction.
 
 The fraction is drawn by a hash of the contents of each episode and of the seed: it does not depend on chunks, processes or
 other episodes, and a smaller fraction is a subset of a larger one with the same seed.
@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 
 from ...errors import UsageError
 from ...storage.schema import LARGE_ROW
-from .checks import bounds, choice, number, positive, whole
+from .checks import bounds, choice, key_list, number, positive, whole
 from .leaves import check_new, episode_return, get, paths
 from .traits import Partial, Traits, fit_of_episodes
 
@@ -98,6 +98,34 @@ def filter_episodes(
     if outcome is not None and length:
         kept &= bool(get(td, "next/terminated").reshape(-1)[-1]) == (outcome == "terminated")
     return td if kept else None
+
+
+def _check_trim(threshold: object, key: object) -> None:
+    number("threshold", threshold, low=0)
+    key_list("key", key)
+
+
+@Traits("episode", validate=_check_trim)
+def trim(td: TensorDictBase, *, threshold: float = 0.0, key: str = "action") -> TensorDictBase | None:
+    """Leave out the idle steps at the beginning and at the end of the episode; None, which drops it, where all are idle.
+
+    A step is idle where the Euclidean norm of all numbers of its action, the leaf ``key``, is at most ``threshold``. Idle steps
+    between others stay, and so does the end of an episode that terminated. The rewards of steps that are left out are lost.
+
+    Raises UsageError unless there is such a leaf, of floating-point numbers: number 0 of a choice may be any action.
+    """
+    if key not in paths(td):
+        raise UsageError(f"trim needs a leaf {key}; there are {', '.join(paths(td))}", hint="--args trim.key=LEAF")
+    action = get(td, key)
+    if not action.is_floating_point():
+        what = f"{str(action.dtype).removeprefix('torch.')} {list(action.shape[1:])}"
+        message = f"trim needs actions of floating-point numbers, and {key} is {what}"
+        raise UsageError(message, hint="write a function that knows which of the actions does nothing")
+    moves = (action.reshape(len(td), -1).double().norm(dim=1) > threshold).nonzero().view(-1)
+    if not len(moves):
+        return None
+    ended = bool(get(td, "next/terminated").reshape(len(td), -1)[-1].any())
+    return td[int(moves[0]) : len(td) if ended else int(moves[-1]) + 1]
 
 
 def _check_subsample(every: object, gamma: object, fraction: object, seed: object) -> None:

@@ -23,6 +23,8 @@ CODECS = {"raw": (".raw", "RawCodec"), "zstd": (".zstd", "ZstdCodec")}
 PLAIN = "raw"
 #: The default codec of large leaves.
 DEFAULT = "zstd"
+#: The levels that users may choose (``zstd:19``). A level is the encoder's matter: a folder does not depend on it.
+LEVELS = {"zstd": range(1, 23)}
 
 
 def choices() -> tuple[str, ...]:
@@ -31,16 +33,27 @@ def choices() -> tuple[str, ...]:
 
 
 def resolve_choice(choice: str, *, plain: bool = False) -> str:
-    """The codec of large leaves for a choice of ``choices()``; ``plain``: the layout requires plain rows.
+    """The codec of large leaves for a choice of ``choices()``, or one with a level; ``plain``: the layout requires plain rows.
 
-    Raises UsageError for an unknown name, and for a codec that the layout excludes.
+    Raises UsageError for an unknown name, a level that the codec has not, and for a codec that the layout excludes.
     """
-    if choice not in choices():
-        raise UsageError(f"codec is {', '.join(choices())}, not {choice!r}")
-    if plain and choice not in ("auto", PLAIN):
+    name, colon, level = str(choice).partition(":")
+    if name not in choices():
+        raise UsageError(f"codec is {', '.join(choices())} or zstd:LEVEL, not {choice!r}")
+    levels = LEVELS.get(name, range(0))
+    if colon and not (level.isdecimal() and int(level) in levels):
+        has = f"levels {levels[0]} to {levels[-1]}" if levels else "no levels"
+        raise UsageError(f"codec {choice!r}: {name} has {has}", hint="for example zstd:9")
+    if plain and name not in ("auto", PLAIN):
         message = f"layout ted is for readers without codecs: its frames are {PLAIN}"
         raise UsageError(message, hint=f"leave out --codec {choice}, or --layout ted")
-    return PLAIN if plain else DEFAULT if choice == "auto" else choice
+    return PLAIN if plain else DEFAULT if name == "auto" else name
+
+
+def level_of(choice: str) -> int | None:
+    """The level of a choice like ``zstd:19``; None for the codec's own."""
+    level = choice.partition(":")[2]
+    return int(level) if level else None
 
 
 @cache

@@ -48,7 +48,7 @@ class CompressedCodec(Codec):
     @classmethod
     @abstractmethod
     def encoder(cls, dictionary: bytes, threads: int = 1) -> Encode:
-        """A function that compresses rows, for one thread at a time."""
+        """A function that compresses rows, for one thread at a time; with a ``level`` where the codec has any (`codecs`)."""
 
     @classmethod
     @abstractmethod

@@ -49,8 +49,8 @@ class ZstdCodec(CompressedCodec):
     uses_dictionary = True
 
     @classmethod
-    def encoder(cls, dictionary: bytes, threads: int = 1) -> Encode:
-        return RowEncoder(dictionary, threads).encode
+    def encoder(cls, dictionary: bytes, threads: int = 1, level: int | None = None) -> Encode:
+        return RowEncoder(dictionary, threads, level or LEVEL).encode
 
     @classmethod
     def decoder(cls, dictionary: bytes, row_bytes: int, threads: int = 1) -> Decode:

@@ -45,6 +45,7 @@ ALONE = [
     ("subsample", "flat", {"fraction": 0.25, "seed": 7}),
     ("to_float", "raw", {}),
     ("to_float", "flat", {"keys": ["action"], "dtype": "float16"}),
+    ("trim", "flat", {"key": "observation", "threshold": 1.5}),
 ]
 
 

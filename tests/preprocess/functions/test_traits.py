@@ -27,6 +27,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "select_keys": {"keys": "observation"},
     "subsample": {"every": 3},
     "to_float": {},
+    "trim": {"key": "observation/vector", "threshold": 0.5},
 }
 
 #: Functions that can be applied to states that are stored once.

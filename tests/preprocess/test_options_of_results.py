@@ -1,0 +1,211 @@
+"""Options that are no functions: splits, leaves that stay, idle ends, and how frames are compressed."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import rbdata
+import torch
+from preprocess_tools import lasting, make_input
+from rbdata.cli import run as command
+from rbdata.errors import DatasetExistsError, UsageError
+from rbdata.storage.dataset import Dataset
+from rbdata.storage.integrity import check_invariants, verify
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def episode_keys(dataset) -> list[bytes]:
+    """Something that tells each episode from the others."""
+    return [dataset.episode(number)["observation"].numpy().tobytes() for number in range(len(dataset.episodes))]
+
+
+class TestSplit:
+    def test_each_episode_is_in_one_part(self, root):
+        make_input(root)
+        folder = rbdata.preprocess("my/input", dest="my/a", split={"train": 0.75, "val": 0.25}, procs=0)
+        parts = {name: Dataset(folder / f"a-{name}") for name in ("train", "val")}
+        whole = episode_keys(Dataset(root / "my/input"))
+        found = {name: episode_keys(part) for name, part in parts.items()}
+        assert [len(found["train"]), len(found["val"])] == [30, 10]
+        assert sorted(found["train"] + found["val"]) == sorted(whole)
+        for keys in found.values():  # in their order
+            assert [key for key in whole if key in keys] == keys
+        for part in parts.values():
+            assert verify(part.path).ok and check_invariants(part.path, part.manifest) == []
+
+    def test_the_seed_decides(self, root):
+        make_input(root)
+        made = {}
+        for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+            rbdata.preprocess("my/input", dest=f"my/{name}", split={"x": 0.5, "y": 0.3}, seed=seed, procs=0)
+            made[name] = [episode_keys(Dataset(root / f"my/{name}-{part}")) for part in "xy"]
+        assert made["a"] == made["b"] != made["c"]
+        assert [len(keys) for keys in made["a"]] == [20, 12]  # the rest is left out
+
+    def test_on_the_command_line_with_a_selection_and_a_function(self, root, capsys):
+        make_input(root)
+        words = [
+            "preprocess",
+            "my/input",
+            "--split",
+            "train=0.5,val=0.5",
+            "--top",
+            "10",
+            "--fn",
+            "rbdata:returns_to_go",
+        ]
+        assert command([*words, "--dest", "my/best", "--json"]) == 0
+        made = json.loads(capsys.readouterr().out)["datasets"]
+        assert [one["id"] for one in made] == ["my/best-train", "my/best-val"]
+        assert all(Dataset(root / one["id"]).manifest.episodes == 5 for one in made)
+        assert command([*words, "--dest", "my/best", "--json"]) == 0
+        assert [one["action"] for one in json.loads(capsys.readouterr().out)["datasets"]] == ["complete"] * 2
+
+    @pytest.mark.parametrize(
+        ("split", "match"),
+        [
+            ("train", "is not NAME=SHARE"),
+            ("train=x", "is not NAME=SHARE"),
+            ("train=0.5,train=0.5", "is not NAME=SHARE"),
+            ("train=0.9,val=0.2", "more than 1"),
+            ("train=0.999,val=0.001", "none for val"),
+            ("../train=0.5", "cannot be called"),
+        ],
+    )
+    def test_makes_no_sense(self, root, split, match, capsys):
+        make_input(root)
+        assert command(["preprocess", "my/input", "--split", split, "--dest", "my/a"]) == 2
+        assert match in capsys.readouterr().err
+        assert sorted(path.name for path in (root / "my").iterdir()) == ["input"]
+
+    def test_statistics_of_a_part_are_refused(self, root):
+        make_input(root)
+        with pytest.raises(UsageError, match="normalize_observations computes statistics over all data"):
+            rbdata.preprocess("my/input", "rbdata:normalize_observations", dest="my/a", split={"x": 0.5}, procs=0)
+
+
+class TestLeaves:
+    def test_keep_and_drop(self, root):
+        make_input(root)
+        assert command(["preprocess", "my/input", "--keep", "observation", "--dest", "my/kept"]) == 0
+        assert command(["preprocess", "my/input", "--drop", "observation", "--dest", "my/dropped"]) == 0
+        source, kept, dropped = (Dataset(root / "my" / name) for name in ("input", "kept", "dropped"))
+        always = {
+            "done",
+            "terminated",
+            "truncated",
+            *(f"next/{name}" for name in ("reward", "done", "terminated", "truncated")),
+        }
+        assert set(kept.schema.names) == {"observation", "next/observation"} | always
+        assert set(dropped.schema.names) == set(source.schema.names) - {"observation", "next/observation"}
+        assert torch.equal(kept["observation"], source["observation"])
+        assert torch.equal(dropped["action"], source["action"])
+
+    def test_of_what_the_functions_made(self, root):
+        make_input(root)
+        rbdata.preprocess(
+            "my/input", "rbdata:returns_to_go", dest="my/a", keep=["observation", "return_to_go"], procs=0
+        )
+        assert "return_to_go" in Dataset(root / "my/a").schema.names
+        assert "action" not in Dataset(root / "my/a").schema.names
+
+    def test_makes_no_sense(self, root):
+        make_input(root)
+        for options, match in (
+            ({"keep": "nothing"}, "there is no key 'nothing'"),
+            ({"keep": "action", "drop": "observation"}, "choose one"),
+            ({"fn": "rbdata:select_keys", "keep": "action"}, "given twice"),
+        ):
+            with pytest.raises(UsageError, match=match) as caught:
+                rbdata.preprocess("my/input", dest="my/bad", procs=0, **options)
+            assert caught.value.hint
+
+
+def idle(lengths, moves, *, terminated=False):
+    """Episodes of these lengths, in which the steps ``moves[i]`` (first, last) move."""
+    for length, (first, last) in zip(lengths, moves):
+        action = np.full((length, 2), 0.01, "f4")
+        action[first : last + 1] = 1
+        ends = np.arange(length) == length - 1
+        yield {
+            "observation": np.arange(length + 1, dtype="f4")[:, None],
+            "action": action,
+            "reward": np.ones(length, "f4"),
+            "terminated": ends & terminated,
+            "truncated": ends & (not terminated),
+        }
+
+
+class TestTrim:
+    def test_idle_beginnings_and_ends(self, root):
+        rbdata.from_episodes(idle([10, 6, 4], [(2, 7), (0, 5), (1, 1)]), "my/robot")
+        assert command(["preprocess", "my/robot", "--trim", "0.05", "--dest", "my/moves"]) == 0
+        made = Dataset(root / "my/moves")
+        assert made.episodes.length.tolist() == [6, 6, 1]
+        assert made["observation"].view(-1).tolist() == [*range(2, 8), *range(6), 1]
+        assert made["next/observation"].view(-1).tolist() == [*range(3, 9), *range(1, 7), 2]
+        assert made.episodes.outcome.tolist() == [2, 2, 2]
+        assert check_invariants(made.path, made.manifest) == []
+
+    def test_an_episode_that_terminated_keeps_its_end(self, root):
+        rbdata.from_episodes(idle([10], [(2, 7)], terminated=True), "my/robot")
+        rbdata.preprocess("my/robot", dest="my/moves", trim=0.05, procs=0)
+        made = Dataset(root / "my/moves")
+        assert made.episodes.length.tolist() == [8] and bool(made["next/terminated"][-1])
+
+    def test_an_episode_in_which_nothing_moves_is_dropped(self, root):
+        rbdata.from_episodes(idle([5, 5], [(5, 5), (1, 2)]), "my/robot")
+        rbdata.preprocess("my/robot", dest="my/moves", trim=0.05, procs=0)
+        assert Dataset(root / "my/moves").episodes.length.tolist() == [2]
+
+    def test_the_norm_is_of_all_numbers_and_inclusive(self, root):
+        rbdata.from_episodes(idle([4], [(1, 2)]), "my/robot")
+        threshold = float(torch.full((2,), 0.01).double().norm())
+        for trim, length in ((threshold, 2), (threshold * 0.99, 4)):
+            rbdata.preprocess("my/robot", dest="my/moves", trim=trim, procs=0, force=True)
+            assert Dataset(root / "my/moves").episodes.length.tolist() == [length]
+
+    def test_actions_that_are_choices_are_refused(self, root, capsys):
+        make_input(root)
+        assert command(["preprocess", "my/input", "--trim", "0", "--dest", "my/a"]) == 2
+        assert "trim needs actions of floating-point numbers, and action is int64" in capsys.readouterr().err
+        assert command(["preprocess", "my/input", "--trim", "-1", "--dest", "my/a"]) == 2
+
+
+class TestCodec:
+    def test_a_level_compresses_again(self, root):
+        make_input(root, "zstd")
+        for codec in ("zstd:1", "zstd:19"):
+            words = ["preprocess", "my/input", "--codec", codec, "--dest", f"my/{codec.replace(':', '')}"]
+            assert command(words) == 0
+        source, low, high = (Dataset(root / "my" / name) for name in ("input", "zstd1", "zstd19"))
+        for made in (low, high):
+            assert made.schema["observation"].codec == "zstd"
+            assert torch.equal(made["observation"], source["observation"])
+            assert verify(made.path).ok
+        blobs = [(made.path / "observation/blob").read_bytes() for made in (source, low, high)]
+        assert blobs[1] != blobs[2] and blobs[1] != blobs[0] != blobs[2]
+        assert high.manifest.source["options"]["codec"] == "zstd:19"
+
+    def test_another_codec_without_a_function(self, root):
+        make_input(root, "zstd")
+        rbdata.preprocess("my/input", dest="my/raw", codec="raw", procs=0)
+        assert Dataset(root / "my/raw").schema["observation"].codec == "raw"
+        rbdata.preprocess("my/raw", dest="my/again", codec="zstd:9", procs=0)
+        assert torch.equal(Dataset(root / "my/again")["observation"], Dataset(root / "my/input")["observation"])
+
+    def test_the_level_is_part_of_the_request(self, root):
+        make_input(root, "zstd")
+        rbdata.preprocess("my/input", dest="my/a", codec="zstd:9", procs=0)
+        made = lasting(root / "my/a")
+        rbdata.preprocess("my/input", dest="my/a", codec="zstd:9", procs=0)
+        assert lasting(root / "my/a") == made
+        with pytest.raises(DatasetExistsError, match=r"codec \(zstd:9 before\)"):
+            rbdata.preprocess("my/input", dest="my/a", codec="zstd:10", procs=0)
