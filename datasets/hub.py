@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..storage.episodes import open_episodes
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, read_manifest
-from ..storage.snapshot import Pin, pinned
+from ..storage.snapshot import state_of
 from . import local, mirrors
 from .card.overview import overview
 from .card.target import MARK
@@ -90,12 +90,11 @@ def push(
     if not _LICENCE.fullmatch(licence):
         raise UsageError(f"{licence!r} is not the Hub's name of a licence", hint="names are such as mit and cc-by-4.0")
     hub = _Hub(location)
-    with pinned(local.find(dataset_id, settings.root(root))) as pin:
-        return _push(pin, hub, licence, public, force, on_progress)
+    return _push(local.find(dataset_id, settings.root(root)), hub, licence, public, force, on_progress)
 
 
-def _push(pin: Pin, hub: _Hub, licence: str, public: bool, force: bool, on_progress: OnProgress | None) -> Pushed:
-    folder, place = pin.folder, hub.url
+def _push(folder: Path, hub: _Hub, licence: str, public: bool, force: bool, on_progress: OnProgress | None) -> Pushed:
+    before, place = state_of(folder), hub.url
     manifest = read_manifest(folder)
     check_undamaged(folder, manifest)
     table = open_episodes(folder, manifest.episodes, manifest.steps)
@@ -119,7 +118,7 @@ def _push(pin: Pin, hub: _Hub, licence: str, public: bool, force: bool, on_progr
         done += sum(sizes[name] for name in group)
         if on_progress is not None:
             on_progress(group[-1], done, total)
-    if not pin.is_unchanged():
+    if state_of(folder) != before:
         raise DatasetBusyError(f"{folder} was replaced while it was pushed: nothing was committed", hint=_AGAIN)
     commit = hub.commit(card, stale, f"Push {manifest.id}", parent=there.revision)
     stored = dict(HubLocation.from_url(f"{place.partition('@')[0]}@{commit}", hub.location.options).tree())

@@ -23,7 +23,7 @@ from ..storage.folder import (
     remove_empty,
 )
 from ..storage.manifest import check_sizes, why_missing
-from ..storage.snapshot import holds_dataset, pinned, read_snapshot
+from ..storage.snapshot import holds_dataset, read_snapshot, state_of
 from ..storage.work import command_of, read_run, units_done
 from . import catalogue
 from .fetch.location import is_remote
@@ -263,22 +263,20 @@ def delete(place: DatasetPlace) -> None:
 
 def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | None:
     """The dataset in a folder; None if the folder was removed since it was found."""
-    for tries_left in range(10, -1, -1):
-        with pinned(path) as pin:
-            try:
-                return _read(dataset_id, path, complete)
-            except Exception as error:  # a faulty folder must not hide the others
-                if not os.path.lexists(path):
-                    return None
-                if tries_left and not pin.is_unchanged():
-                    continue  # another dataset is there now
-                problem = f"cannot be read: {error!r}"
-                if isinstance(error, RbdataError):
-                    problem = error.message
-                elif isinstance(error, OSError) and error.strerror:
-                    problem = f"cannot be read: {error.strerror}"
-        return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
-    return None
+    before = state_of(path)
+    try:
+        return _read(dataset_id, path, complete)
+    except Exception as error:  # a faulty folder must not hide the others
+        if not os.path.lexists(path):
+            return None
+        if state_of(path) != before:  # another dataset is there now
+            return _describe(dataset_id, path, complete)
+        problem = f"cannot be read: {error!r}"
+        if isinstance(error, RbdataError):
+            problem = error.message
+        elif isinstance(error, OSError) and error.strerror:
+            problem = f"cannot be read: {error.strerror}"
+    return LocalDataset(dataset_id, path, "damaged", None, None, disk_use(path), 0.0, problem)
 
 
 def _read(dataset_id: str, path: Path, complete: bool) -> LocalDataset:

@@ -39,7 +39,7 @@ from ..errors import (
 from ..storage.folder import RUN, DatasetPlace, check_id, free_bytes, remove_tree
 from ..storage.integrity import find_damage
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, read_manifest, write_manifest
-from ..storage.snapshot import Pin, pinned
+from ..storage.snapshot import state_of
 from ..storage.threads import map_in_threads
 from ..storage.work import Work, fingerprint
 from . import catalogue, local
@@ -360,14 +360,13 @@ def push(
     uploader = open_uploader(destination, fetch)
     if raw:
         return _push_raw(dataset_id, uploader, root, on_progress)
-    with pinned(local.find(dataset_id, root)) as pin:
-        return _push_dataset(pin, uploader, force, on_progress)
+    return _push_dataset(local.find(dataset_id, root), uploader, force, on_progress)
 
 
-def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
+def _push_dataset(folder: Path, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
     from .fetch.upload import LocalFile, upload
 
-    folder, base = pin.folder, uploader.location.url
+    before, base = state_of(folder), uploader.location.url
     manifest = read_manifest(folder)
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
         message = f"{base} is the root that holds {manifest.id}"
@@ -376,7 +375,7 @@ def _push_dataset(pin: Pin, uploader: Uploader, force: bool, on_progress: OnProg
     check_undamaged(folder, manifest)
     files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
     sent, sent_bytes = _send(uploader, files, on_progress)
-    if not pin.is_unchanged():
+    if state_of(folder) != before:
         message = f"{folder} was replaced while it was pushed: the mirror got no manifest"
         raise DatasetBusyError(message, hint="push it again: files that are there already are not sent again")
     last = LocalFile(folder / FILENAME)

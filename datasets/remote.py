@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from .. import settings
 from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
 from ..storage.amounts import parse_size, plural
-from ..storage.durable import read_plain
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, Problem
 from ..storage.threads import map_in_threads
 from . import mirrors
@@ -78,7 +77,7 @@ def open_remote(
     where = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir).absolute()
     folder = where / manifest.id
     try:
-        is_complete = read_plain(folder / FILENAME, len(text)) == text
+        is_complete = (folder / FILENAME).read_bytes() == text
     except OSError:
         is_complete = False
     if is_complete:

@@ -26,7 +26,6 @@ from ..errors import (
     TransientFetchError,
 )
 from ..storage.checksums import cut_file, write_table
-from ..storage.durable import open_plain
 from ..storage.folder import DatasetPlace, remove_tree
 from ..storage.integrity import BlockChecksums, CheckedBlock, read_block_checksums, verify
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
@@ -142,7 +141,7 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
     end = size if problem.length is None else problem.begin + problem.length
     if path.is_symlink() or not path.is_file():  # a link is replaced, its target is not touched
         remove_tree(path)
-    with open_plain(path, "r+b" if path.exists() else "x+b") as file:
+    with path.open("r+b" if path.exists() else "x+b") as file:
         file.truncate(size)
         for block in checksums.covering(problem.path, problem.begin, end):
             if block.is_in(folder):

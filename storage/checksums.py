@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 
 import google_crc32c
 
-from .durable import open_plain, write_atomically
+from .durable import write_atomically
 
 Digest = TypeVar("Digest", bound=Any)
 
@@ -91,7 +91,7 @@ class Cells:
 def sum_cells(path: Path, offset: int, length: int) -> tuple[int, str]:
     """`Cells.record` of the bytes of a file from ``offset``; fewer than ``length`` if the file ends before."""
     cells = Cells()
-    with open_plain(path, "rb", follow=True) as file:
+    with path.open("rb") as file:
         file.seek(offset)
         while cells.length < length and (block := file.read(min(BLOCK, length - cells.length))):
             cells.update(block)
@@ -210,7 +210,7 @@ def crc32c(data: Any) -> str:
 
 def hash_file(path: Path, digest: Digest) -> Digest:
     """Add the bytes of a whole file to a digest (one of hashlib, `Crc32c`, anything with `update`); returns the digest."""
-    with open_plain(path, "rb", follow=True) as file:
+    with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest
@@ -222,7 +222,7 @@ def damaged_ranges(path: Path, ranges: Iterable[Sequence[Any]]) -> Iterator[tupl
     Reads a block at a time. Raises OSError if the file cannot be read.
     """
     begin = 0
-    with open_plain(path, "rb", follow=True) as file:
+    with path.open("rb") as file:
         for length, checksum in ranges:
             if _sum(file, length) != [length, checksum]:
                 yield begin, length
@@ -236,7 +236,7 @@ def sum_range(path: Path, offset: int, length: int) -> list[Any]:
 
 def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[list[Any]]:
     """`sum_range` of consecutive pieces of these lengths."""
-    with open_plain(path, "rb", follow=True) as file:
+    with path.open("rb") as file:
         file.seek(offset)
         return [_sum(file, length) for length in lengths]
 

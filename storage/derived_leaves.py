@@ -41,7 +41,6 @@ from .episodes import EpisodeTable
 from .leaf import Leaf
 from .row_index import lookup
 from .schema import FLAGS, Schema
-from .untrusted_json import parse_json
 
 #: Returns the rows by which a dataset is read, by leaf, with computed ones (`ComputedRows`): a module-level function, or a
 #: `functools.partial` of one, so that the dataset can be pickled.
@@ -377,7 +376,7 @@ def _kept_at(dataset: Dataset) -> Path | None:
 def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
     """The statistics in the file; none if it is missing, invalid, or belongs to other content."""
     try:
-        data = parse_json(place.read_bytes())
+        data = json.loads(place.read_bytes())
         if data["content"] != dataset.manifest.content:
             return {}
         kept = {

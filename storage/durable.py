@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -35,37 +34,12 @@ def allocate(path: Path, size: int) -> None:
     """Reserve disk space for the first ``size`` bytes of a file, so that writing to a map of it cannot kill the process
     (SIGBUS). Raises OSError if the disk is full."""
     if size and hasattr(os, "posix_fallocate"):
-        with open_plain(path, "r+b") as file:
+        with path.open("r+b") as file:
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # the file system does not support it
                     raise
-
-
-def open_plain(path: Path, mode: str, *, follow: bool = False) -> BinaryIO:
-    """Open a regular file in a folder that other programs may have changed; ``mode`` is a binary one of `open`.
-
-    Does not block on a pipe, and follows symbolic links only with ``follow``. Raises OSError (ELOOP) for anything else.
-    """
-
-    def opener(name: str, flags: int) -> int:
-        descriptor = os.open(name, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(errno.ELOOP, "not a file", name)
-        return descriptor
-
-    return open(path, mode, opener=opener)  # type: ignore[return-value]
-
-
-def read_plain(path: Path, limit: int) -> bytes:
-    """The content of a file, through links. Raises OSError as `open_plain`, and (EFBIG) beyond ``limit`` bytes."""
-    with open_plain(path, "rb", follow=True) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > limit:
-            raise OSError(errno.EFBIG, f"it has {size} bytes, more than {limit}", os.fspath(path))
-        return file.read(size)  # special files of the kernel hold more than their size
 
 
 def is_dangling(path: Path) -> bool:
@@ -84,7 +58,7 @@ def is_dangling(path: Path) -> bool:
 def open_replacement(path: Path) -> BinaryIO:
     """Open a new, empty file in place of one that readers may have mapped: they keep the old inode."""
     path.unlink(missing_ok=True)
-    return open_plain(path, "xb")
+    return path.open("xb")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -101,7 +75,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_durably(path: Path, data: Any) -> None:
     """Write a whole file and sync its bytes; its name is durable after `sync_folder`."""
-    with open_plain(path, "wb") as file:
+    with path.open("wb") as file:
         file.write(data)
         close_durably(file)
 

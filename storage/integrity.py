@@ -37,11 +37,9 @@ from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, Problem, check_size, check_sizes
 from .memory_map import map_array, read_file, verify_hint
 from .schema import FLAGS
-from .snapshot import pinned, read_snapshot
+from .snapshot import read_snapshot, state_of
 from .threads import map_in_threads
 
-#: Limit in bytes of a table: with four for each 4 MiB, this is the table of 256 TiB.
-_LARGEST_TABLE = 256 << 20
 #: Maximum number of ranges that are read together.
 _MAX_JOINED = 4096
 
@@ -134,7 +132,7 @@ def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
     """The blocks of a dataset folder. Raises DamagedDatasetError if its table is missing or damaged."""
     if not manifest.blocks:
         return BlockChecksums(manifest, None)
-    return BlockChecksums(manifest, read_file(folder / BLOCK_TABLE, _LARGEST_TABLE))
+    return BlockChecksums(manifest, read_file(folder / BLOCK_TABLE))
 
 
 # -- a whole dataset -----------------------------------------------------------------------------------------------------
@@ -180,10 +178,10 @@ def verify(
     DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted during
     the check, OSError if this process lacks the rights, memory or descriptors to read; everything else is in the report.
     """
-    with pinned(folder) as pin:
-        report = _verify(folder, quick, invariants, on_progress)
-        if report.ok or pin.is_unchanged():
-            return report
+    before = state_of(folder)
+    report = _verify(folder, quick, invariants, on_progress)
+    if report.ok or state_of(folder) == before:
+        return report
     raise DatasetBusyError(f"{folder} was replaced or deleted while it was verified", hint="verify it again")
 
 

@@ -22,13 +22,12 @@ import numpy as np
 from ..errors import DamagedDatasetError, RbdataError
 from .checksums import cut_file, join_ranges, place_cells, write_table
 from .codecs import PLAIN, codec_of
-from .durable import open_plain, open_replacement, sync_files, write_atomically
+from .durable import open_replacement, sync_files, write_atomically
 from .episodes import EpisodeTable
 from .folder import DatasetPlace
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, parse_manifest, write_manifest
 from .meta import write_meta
-from .untrusted_json import parse_json
 from .work import JOIN
 
 #: Bytes that are joined before they are synced and their files are removed: they need this much disk twice.
@@ -129,7 +128,7 @@ def join(place: DatasetPlace) -> Manifest:
     """Join, or go on with it, and make the folder the dataset. Raises DamagedDatasetError where files are missing."""
     folder = place.working
     try:
-        sources = parse_json((folder / JOIN).read_bytes())
+        sources = json.loads((folder / JOIN).read_bytes())
         manifest = parse_manifest((folder / _MANIFEST).read_bytes(), os.fspath(folder))
     except (OSError, ValueError) as error:
         raise DamagedDatasetError(f"{folder / JOIN} cannot be read", hint="start over with --force") from error
@@ -162,7 +161,7 @@ def _join_file(target: Path, sources: Sequence[tuple[Path, int, int]], folder: P
         if path in own and not offset and last[path] == 0:
             path.rename(target)
             first = 1
-    with open_plain(target, "r+b") if target.exists() else open_replacement(target) as file:
+    with target.open("r+b") if target.exists() else open_replacement(target) as file:
         file.truncate(begins[first])
         file.seek(begins[first])
         waiting: list[Path] = []
@@ -181,7 +180,7 @@ def _join_file(target: Path, sources: Sequence[tuple[Path, int, int]], folder: P
 
 def _copy_range(path: Path, offset: int, length: int, file: BinaryIO) -> None:
     """Append a range of a file to another, at its position."""
-    with open_plain(path, "rb", follow=True) as source:
+    with path.open("rb") as source:
         while length:
             try:
                 count = os.copy_file_range(source.fileno(), file.fileno(), length, offset, file.tell())

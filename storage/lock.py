@@ -18,7 +18,6 @@ from typing import TypeVar
 from filelock import FileLock, Timeout
 
 from ..errors import DatasetBusyError
-from .durable import open_plain
 
 Done = TypeVar("Done")
 
@@ -76,7 +75,7 @@ class WriterLock:
 
     def _busy(self) -> DatasetBusyError:
         owner = "another process"
-        with contextlib.suppress(OSError), open_plain(self.path, "rb") as file:
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
             owner = "".join(filter(str.isprintable, file.read(200).decode(errors="replace"))) or owner
         error = DatasetBusyError(f"{self.what} is being written by {owner}", hint="wait for it, or stop it")
         if _holders.get(str(self.path)) != threading.get_ident():  # a thread that waits for itself waits forever

@@ -30,7 +30,6 @@ only the sizes of a folder's files with it, which is quick enough for a list of 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -45,10 +44,9 @@ from msgspec import Meta
 
 from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, reason
 from .checksums import crc32c
-from .durable import is_about_reader, is_dangling, read_plain, write_atomically
+from .durable import is_about_reader, is_dangling, write_atomically
 from .leaf import Leaf
 from .schema import Schema, check_ted
-from .untrusted_json import parse_json
 
 # -- types of the fields -------------------------------------------------------------------------------------------------
 
@@ -198,7 +196,7 @@ def _check_blocks(size: int, covered: list[str], files: Mapping[str, list[tuple[
 FILENAME = "rbdata.json"
 FORMAT = "rbdata"
 FORMAT_VERSION = 1
-#: Limit in bytes; the manifest of a run with thousands of parts has a few MB.
+#: Limit in bytes of what is fetched as one; the manifest of a run with thousands of parts has a few MB.
 LARGEST_MANIFEST = 1 << 28
 _REDO = "download or convert the dataset again with --force"
 
@@ -301,18 +299,13 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     Raises NotADatasetError without a file written by rbdata, FormatVersionError if a newer rbdata wrote it, and
     DamagedDatasetError if its checksum does not match.
     """
-    path = folder / name
     try:
-        data = read_plain(path, LARGEST_MANIFEST)
+        data = (folder / name).read_bytes()
     except OSError as error:
-        if isinstance(error, (FileNotFoundError, NotADirectoryError)) or is_dangling(folder):
-            hint = "`rbdata list --local` shows the datasets that are there"
-            raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
-        if error.errno == errno.ELOOP:
-            raise NotADatasetError(f"{path} is not a file") from error
-        if error.errno == errno.EFBIG:
-            raise DamagedDatasetError(f"{path} is not a manifest: {error.strerror}", hint=_REDO) from error
-        raise
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)) and not is_dangling(folder):
+            raise
+        hint = "`rbdata list --local` shows the datasets that are there"
+        raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
     return parse_manifest(data, os.fspath(folder), name)
 
 
@@ -320,11 +313,9 @@ def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
     """The manifest in the bytes of a file ``name``; messages say that it is from ``folder``. Raises as `read_manifest`."""
     path = f"{folder}/{name}"
     try:
-        record = parse_json(data.decode(), _unique_keys)
+        record = json.loads(data)
         whole = isinstance(record, dict) and record.get("checksum") == _checksum(record)
-    except UnicodeDecodeError as error:
-        raise DamagedDatasetError(f"{path} is not text", hint=_REDO) from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise DamagedDatasetError(f"{path} is not JSON: {reason(error)}", hint=_REDO) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise NotADatasetError(f"{path} is not a manifest written by rbdata")
@@ -356,27 +347,9 @@ def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
     return f"no such folder: {shown}"
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError for a duplicate key, and for text that is not valid Unicode."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key occurs twice")
-    for name, value in pairs:
-        name.encode()
-        if isinstance(value, str):
-            value.encode()
-    return found
-
-
 def write_manifest(folder: Path, manifest: Manifest, name: str = FILENAME) -> None:
     """Write ``rbdata.json``, or another ``name``, atomically and durably."""
-    record = manifest.to_json()
-    text = json.dumps(record, ensure_ascii=False)
-    # Readers refuse lone surrogates, which come from paths that are not valid Unicode.
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        record = json.loads(text.encode("utf-8", "replace"))
-        record["checksum"] = _checksum(record)
-    write_atomically(folder / name, json.dumps(record, indent=1).encode() + b"\n")
+    write_atomically(folder / name, json.dumps(manifest.to_json(), indent=1).encode() + b"\n")
 
 
 def _checksum(record: dict[str, Any]) -> str:

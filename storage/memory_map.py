@@ -8,8 +8,6 @@ import os
 import shlex
 import sys
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import DamagedDatasetError
-from .durable import is_about_reader, open_plain, read_plain
+from .durable import is_about_reader
 
 if TYPE_CHECKING:
     import torch
@@ -72,38 +70,38 @@ class _Mapping:
 def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
     """The first ``count`` items of a file; nothing is read before it is used.
 
-    Raises DamagedDatasetError if the file is missing, too short, or not a regular file.
+    Raises DamagedDatasetError if the file is missing, too short, or no file.
     """
     size = count * dtype.itemsize
-    with _named_damage(path), open_plain(path, "rb", follow=True) as file:
-        found = os.fstat(file.fileno()).st_size
-        if found < size:
-            raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=verify_hint(path))
-        if not size:
-            return np.empty(0, dtype)
-        data = _Mapping(file.fileno(), size)
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno()).st_size
+            data = _Mapping(file.fileno(), size) if size and found >= size else None
+    except OSError as error:
+        raise _damage(path, error) from error
+    if found < size:
+        raise DamagedDatasetError(f"{path} has {found} bytes instead of {size}", hint=verify_hint(path))
+    if data is None:
+        return np.empty(0, dtype)
     if size >= _READ_AHEAD_BELOW:
         data.advise(mmap.MADV_RANDOM)
     return np.asarray(data).view(dtype)
 
 
-def read_file(path: Path, limit: int) -> bytes:
-    """The content of a file. Raises DamagedDatasetError as `map_array`, and beyond ``limit`` bytes."""
-    with _named_damage(path):
-        return read_plain(path, limit)
-
-
-@contextmanager
-def _named_damage(path: Path) -> Iterator[None]:
-    """Raise DamagedDatasetError for system errors about the file; pass on OSErrors about this process."""
+def read_file(path: Path) -> bytes:
+    """The content of a file. Raises DamagedDatasetError as `map_array`."""
     try:
-        yield
-    except FileNotFoundError as error:
-        raise DamagedDatasetError(f"{path} is missing", hint=verify_hint(path)) from error
+        return path.read_bytes()
     except OSError as error:
-        if is_about_reader(error):
-            raise
-        raise DamagedDatasetError(f"{path} cannot be read: {error.strerror}", hint=verify_hint(path)) from error
+        raise _damage(path, error) from error
+
+
+def _damage(path: Path, error: OSError) -> Exception:
+    """DamagedDatasetError for system errors about the file; those about this process as they are."""
+    if is_about_reader(error):
+        return error
+    what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+    return DamagedDatasetError(f"{path} {what}", hint=verify_hint(path))
 
 
 def will_read(array: np.ndarray, start: int, stop: int) -> None:

@@ -16,7 +16,7 @@ from ..errors import SchemaError
 from .checksums import Cells, crc32c
 from .codecs import codec_of
 from .codecs.codec import Encode
-from .durable import close_durably, open_plain, write_durably
+from .durable import close_durably, write_durably
 from .leaf import Leaf
 
 #: Bytes that are written at once.
@@ -111,5 +111,5 @@ def read_plain_rows(path: Path, count: int, dtype: Any) -> np.ndarray:
     """The first ``count`` values of a file of a part, mapped."""
     if not count:
         return np.zeros(0, dtype)
-    with open_plain(path, "rb") as file:
+    with path.open("rb") as file:
         return np.memmap(file, dtype, "r", shape=(count,))

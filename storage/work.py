@@ -18,9 +18,8 @@ from typing import Any
 
 from ..errors import UnfinishedDatasetError
 from .checksums import crc32c
-from .durable import is_about_reader, open_plain, write_atomically
+from .durable import is_about_reader, write_atomically
 from .folder import RAW, RUN, DatasetPlace, holds_files, remove_links
-from .untrusted_json import parse_json
 
 #: The folder of the parts: a name that no leaf can have. Each part is a folder ``<unit>.<number>``, with a record in it.
 PARTS, PART_RECORD = ".parts", "part.json"
@@ -123,9 +122,9 @@ def write_sealed(path: Path, content: Any) -> None:
 def read_sealed(path: Path) -> Any:
     """What `write_sealed` wrote; None where there is no such file, or it was changed."""
     try:
-        with open_plain(path, "rb") as file:
+        with path.open("rb") as file:
             checksum, _, data = file.read().partition(b" ")
-        return parse_json(data) if checksum == crc32c(data).encode() else None
+        return json.loads(data) if checksum == crc32c(data).encode() else None
     except OSError as error:
         if is_about_reader(error):
             raise

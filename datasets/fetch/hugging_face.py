@@ -19,6 +19,7 @@ is one (private repositories, higher limits).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -28,7 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import quote, unquote
 
 from ...errors import ForbiddenError, ObjectNotFoundError, UsageError
-from ...storage.untrusted_json import parse_json
 from .http import HttpLocation
 from .location import (
     Location,
@@ -249,7 +249,7 @@ class _Session:
             message = f"{place}: no such dataset repository, revision or folder (HTTP {error.status})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
         try:
-            answer = parse_json(content)
+            answer = json.loads(content)
         except ValueError as error:
             raise transient(f"{url}: the response is not JSON ({content[:60]!r})") from error
         with translated(url):

@@ -20,7 +20,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ...errors import FetchError, ObjectChangedError, ObjectNotFoundError, UsageError
-from ...storage.durable import open_plain
 from ...storage.folder import RAW
 from ...storage.threads import map_in_threads
 from .retries import MISSING, NO_RANGES, FetchOptions, call_with_retries, transient, translated
@@ -375,7 +374,7 @@ class DirectoryLocation(Location):
         return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
 
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
-        with open_plain(Path(obj.url), "rb", follow=True) as file:
+        with Path(obj.url).open("rb") as file:
             file.seek(start)
             left = sys.maxsize if length is None else length
             while left:

@@ -27,9 +27,8 @@ from typing import IO, Any, TypeVar
 
 from ...errors import ChecksumError, DatasetBusyError, DiskError, FetchError, TransientFetchError
 from ...storage.checksums import Crc32c
-from ...storage.durable import hold, is_full, read_plain, sync_folder
+from ...storage.durable import hold, is_full, sync_folder
 from ...storage.threads import map_in_threads
-from ...storage.untrusted_json import parse_json
 from .location import Location, RemoteObject
 from .retries import MIN_RATE, Retry, next_retry, transient
 
@@ -193,8 +192,6 @@ FORMAT = 1
 BLOCK = 1 << 20
 #: Bytes and seconds after which the record of a part is updated.
 RECORD_BYTES, RECORD_SECONDS = 64 << 20, 5.0
-#: Limit in bytes; a record has less than a thousand.
-_LARGEST_RECORD = 1 << 20
 
 
 def fetch_to_file(
@@ -350,7 +347,7 @@ def _open_part(part: Path) -> IO[bytes]:
 def _read_record(path: Path) -> dict[str, Any]:
     """The record; empty if it is missing or invalid: the part is fetched again."""
     try:
-        record = parse_json(read_plain(_record(path), _LARGEST_RECORD))
+        record = json.loads(_record(path).read_bytes())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 from ...errors import ChecksumError, DiskError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.checksums import hash_file
-from ...storage.durable import open_plain
 from ...storage.folder import remove_empty
 from . import open_location
 from .fsspec_store import FsspecLocation
@@ -57,7 +56,7 @@ class LocalFile:
 
     def s3_tag(self, piece: int = S3_PIECE) -> str:
         """S3's tag of an object uploaded in pieces: the MD5 of the MD5s of its pieces, and their number."""
-        with open_plain(self.path, "rb", follow=True) as file:
+        with self.path.open("rb") as file:
             pieces = iter(lambda: file.read(piece), b"")
             digests = [hashlib.md5(data, usedforsecurity=False).digest() for data in pieces]
         return f"{hashlib.md5(b''.join(digests), usedforsecurity=False).hexdigest()}-{len(digests)}"

@@ -23,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from ...errors import CorruptSourceError, UsageError, reason
-from ...storage.untrusted_json import parse_json
 from ..fetch.location import is_plain_name
 from .arrow import ROW_OF_ONE, list_column, parquet_records
 from .pictures import encode_png
@@ -83,7 +82,7 @@ class Info:
     def parse(cls, data: bytes, where: str) -> Info:
         """Raises CorruptSourceError, and UsageError for an unsupported layout."""
         try:
-            record = parse_json(data)
+            record = json.loads(data)
             version, stored = str(record["codebase_version"])[:20], str(record.get("storage_format", "parquet"))[:20]
             features = tuple(_feature(name, stated) for name, stated in record["features"].items())
             fps = float(record["fps"])
@@ -200,7 +199,7 @@ def _records(data: bytes, name: str, without: str | None = None) -> list[dict[st
     if name.endswith(".parquet"):
         return parquet_records(data, name, without)
     try:
-        records = [parse_json(line) for line in data.splitlines() if line.strip()]
+        records = [json.loads(line) for line in data.splitlines() if line.strip()]
     except ValueError as error:
         raise CorruptSourceError(f"{name} is not JSON by lines: {reason(error)}") from error
     if not all(isinstance(record, dict) for record in records):

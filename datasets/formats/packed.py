@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...errors import CorruptSourceError, RbdataError, reason
-from ...storage.durable import open_plain
 from .limits import REFETCH, most_unpacked
 
 _PIECE = 1 << 18
@@ -93,7 +92,7 @@ class ZipArchive:
 
     def __init__(self, source: Path | bytes, name: str) -> None:
         self.name = name
-        self._file: Any = open_plain(source, "rb", follow=True) if isinstance(source, Path) else io.BytesIO(source)
+        self._file: Any = source.open("rb") if isinstance(source, Path) else io.BytesIO(source)
         self.members: dict[str, zipfile.ZipInfo] = {}
         try:
             self.size = self._file.seek(0, os.SEEK_END)

@@ -35,7 +35,6 @@ from typing import Any, Literal
 import numpy as np
 
 from ...errors import CorruptSourceError, UsageError
-from ...storage.untrusted_json import parse_json
 from .limits import LARGEST_ROW, REFETCH, check_row_bytes
 from .pictures import decode_pictures, encode_png, picture_size
 from .tfrecord import Lists, Value, WireError, encode_example, encode_record
@@ -250,7 +249,7 @@ def _number(value: Any) -> float | None:
 
 def _json(data: bytes, where: str) -> Any:
     try:
-        record = parse_json(data)
+        record = json.loads(data)
     except ValueError as error:
         raise CorruptSourceError(f"{where} is not JSON: {error}", hint=REFETCH) from error
     if not isinstance(record, dict):

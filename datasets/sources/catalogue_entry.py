@@ -39,7 +39,7 @@ from typing import Any, Literal, get_args
 
 from ... import settings
 from ...storage.checksums import crc32c
-from ...storage.durable import read_plain, write_atomically
+from ...storage.durable import write_atomically
 from ...storage.reference_scores import ReferenceScores
 
 Observations = Literal["image", "vector", "discrete", "dict"]
@@ -258,8 +258,6 @@ def space_text(space: Mapping[str, Any]) -> str:
 # -- what remotes hold ----------------------------------------------------------------------------------------------------
 
 _CACHE, _CACHE_FORMAT = ".remote", 1
-#: Bytes; the listing of thousands of datasets has less than one MB.
-_LARGEST_CACHE = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -284,7 +282,7 @@ class RemoteListing:
 def read_listing(source: str, remote: str, root: Path | None = None) -> RemoteListing | None:
     """The listing that is cached below a root; None where there is none, or one that cannot be read."""
     try:
-        record: Any = json.loads(read_plain(_cache_path(source, remote, root), _LARGEST_CACHE))
+        record: Any = json.loads(_cache_path(source, remote, root).read_bytes())
         if record["format"] != _CACHE_FORMAT or record["remote"] != remote:
             return None
         datasets = tuple(RemoteDataset(**entry) for entry in record["datasets"])

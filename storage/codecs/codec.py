@@ -15,8 +15,6 @@ from ..memory_map import read_file
 if TYPE_CHECKING:
     import torch
 
-#: Limit in bytes of a dictionary; zstd's have about 100 kB.
-LARGEST_DICTIONARY = 64 << 20
 
 #: ``encode(buffer, starts, row_bytes)`` encodes the rows of ``row_bytes`` bytes that begin at ``starts`` (int64 ``[n]``) of a
 #: buffer, and returns the encoded rows joined and their lengths (int64 ``[n]``).
@@ -117,7 +115,7 @@ class Codec(ABC):
 
     def read_dictionary(self, folder: Path) -> bytes:
         """The dictionary of the leaf. Raises DamagedDatasetError if it is missing."""
-        return read_file(folder / self.path("dictionary"), LARGEST_DICTIONARY) if self.uses_dictionary else b""
+        return read_file(folder / self.path("dictionary")) if self.uses_dictionary else b""
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:

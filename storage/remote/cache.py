@@ -44,12 +44,11 @@ from ...errors import DamagedDatasetError, DiskError, RbdataError
 from ..amounts import size as amount
 from ..checksums import crc32c
 from ..codecs import codec_of
-from ..durable import is_full, open_plain, sync_folder, write_at, write_atomically
+from ..durable import is_full, sync_folder, write_at, write_atomically
 from ..folder import free_bytes
 from ..integrity import BlockChecksums, CheckedBlock
 from ..manifest import FILENAME, Manifest
 from ..schema import LARGE_ROW
-from ..untrusted_json import parse_json
 
 T = TypeVar("T")
 
@@ -159,7 +158,7 @@ class BlockCache:
         self._most = None if limit is None else (limit - layout.whole_bytes) // layout.block_bytes
         self._planned = np.empty(0, np.int64)
         self._session = _open_session(folder, text, layout, files.url)
-        with open_plain(folder / BLOCKS_FILE, "r+b") as file:
+        with (folder / BLOCKS_FILE).open("r+b") as file:
             whole = np.frombuffer(mmap.mmap(file.fileno(), _HEADER + layout.count), np.uint8)
         #: The bytes of the blocks, uint8 ``[count]``, and of the whole dataset, shared by all processes.
         self.states, self._finished = whole[_HEADER:], whole[_HEADER - 1 : _HEADER]
@@ -349,7 +348,7 @@ class BlockCache:
             if not ((self.states[blocks] == UNPROVEN).all() and all(part.is_in(self.folder) for part in parts)):
                 data = self._receive(path, parts)
                 with self._room_for_one() if self._most is not None and not is_whole else contextlib.nullcontext():
-                    with _writing(self.folder), open_plain(self.folder / path, "r+b") as file:
+                    with _writing(self.folder), (self.folder / path).open("r+b") as file:
                         write_at(file.fileno(), data, parts[0].begin)
                     self._mark(blocks, True)
             else:
@@ -414,7 +413,7 @@ class BlockCache:
             if self.finished or not (self.states & 1).all():
                 return
             for path in self.layout.sizes:
-                with open_plain(self.folder / path, "r+b") as file:
+                with (self.folder / path).open("r+b") as file:
                     os.fsync(file.fileno())
             write_atomically(self.folder / FILENAME, self._text)
             sync_folder(self.folder)
@@ -439,7 +438,7 @@ os.register_at_fork(after_in_child=_after_fork)
 def _punch(path: Path, start: int, length: int) -> None:
     """Free the disk space of a range of a file. Raises DiskError if the file system does not support that."""
     keep_size_punch_hole = 0x03  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
-    with open_plain(path, "r+b") as file, contextlib.suppress(AttributeError):
+    with path.open("r+b") as file, contextlib.suppress(AttributeError):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.fallocate(file.fileno(), keep_size_punch_hole, ctypes.c_int64(start), ctypes.c_int64(length)) == 0:
             return
@@ -515,8 +514,8 @@ def _read_header(folder: Path, layout: BlockLayout) -> dict[str, Any] | None:
     """The facts of a cache; None if there are none, or they were cut by a crash."""
     path = folder / BLOCKS_FILE
     try:
-        with open_plain(path, "rb") as file:
-            facts = parse_json(file.read(_HEADER - 1).rstrip(b"\0"))
+        with path.open("rb") as file:
+            facts = json.loads(file.read(_HEADER - 1).rstrip(b"\0"))
             if not isinstance(facts, dict) or facts.get("format") != FORMAT or "boot" not in facts:
                 return None
             if facts.get("version") != VERSION:
@@ -550,7 +549,7 @@ def _make_files(folder: Path, layout: BlockLayout, *, keep: bool) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not keep:
             target.unlink(missing_ok=True)
-        with open_plain(target, "ab") as file:
+        with target.open("ab") as file:
             file.truncate(size)
 
 

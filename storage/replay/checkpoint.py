@@ -36,7 +36,7 @@ from ...errors import (
 from ..durable import allocate, is_full
 from ..folder import beside
 from ..memory_map import element_bytes
-from ..tensordict_folder import check_plain, read_json, read_memmap
+from ..tensordict_folder import read_json, read_memmap
 
 FORMAT_VERSION = 3
 STATE, TENSORS, ROWS = "state.json", "tensors", "storage"
@@ -44,8 +44,6 @@ STATE, TENSORS, ROWS = "state.json", "tensors", "storage"
 TYPE = ""
 #: Tensors of up to this many bytes in a list (of records, say) share the tensor "short", uint8.
 SHORT = 1 << 20
-#: Limit of the JSON in bytes.
-LONGEST = 1 << 30
 
 
 def write_state(folder: Path, state: dict[str, Any], rows: Any = None) -> None:
@@ -104,7 +102,6 @@ class _Tensors:
 def _replaced(folder: Path) -> Iterator[Path]:
     """A new folder that takes the place of ``folder`` where the block ends without an error."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    check_plain(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / STATE).exists():
         raise DatasetExistsError(f"{folder} is not empty, and not a checkpoint", hint="name another folder")
     _restore(folder)
@@ -134,7 +131,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     _restore(folder)
     if not (folder / STATE).exists() and not (folder / TENSORS).exists():
         raise NotADatasetError(f"{folder} is not a checkpoint")
-    record = read_json(folder / STATE, LONGEST)
+    record = read_json(folder / STATE)
     try:
         if record["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format version {record['format_version']!r}")

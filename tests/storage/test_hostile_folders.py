@@ -12,10 +12,10 @@ import rbdata
 from folder_faults import change_manifest, damage
 from rbdata.cli.inspect import run as inspect
 from rbdata.datasets.local import list_local
-from rbdata.errors import DamagedDatasetError, NotADatasetError, RbdataError
+from rbdata.errors import DamagedDatasetError, RbdataError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
-from rbdata.storage.manifest import FILENAME, read_manifest
+from rbdata.storage.manifest import read_manifest
 from storage_tools import LAYOUTS, make_episodes, write_dataset
 
 #: Folders to try; a campaign sets more.
@@ -107,13 +107,6 @@ def test_the_error_names_the_field(folder, field, value, named):
         read_manifest(folder)
 
 
-def test_keys_that_are_there_twice(folder):
-    path = folder / FILENAME
-    path.write_text(path.read_text().replace('"steps"', '"steps": 1, "steps"', 1))
-    with pytest.raises(DamagedDatasetError, match="twice"):
-        read_manifest(folder)
-
-
 def test_claimed_rows_must_be_there(folder):
     """Rows of a constant are made in memory: a forged count must not decide how many."""
     change_manifest(folder, lambda record: record.update(steps=1 << 40, episodes=4))
@@ -132,43 +125,6 @@ def test_notes_cannot_speak_to_the_terminal(folder, capsys):
     printed = capsys.readouterr().out
     assert not {"\x1b", "\x07", "\x9b"} & set(printed)
     assert "\\x1b]0;title" in printed and "two\\nlines" in printed
-
-
-@pytest.mark.parametrize("kind", ["pipe", "endless", "folder", "large"])
-def test_a_manifest_that_is_no_file_to_read(folder, kind):
-    path = folder / FILENAME
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "endless":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.touch()
-        os.truncate(path, 1 << 40)
-    with pytest.raises((DamagedDatasetError, NotADatasetError)):
-        Dataset(folder)
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "endless device", "of gigabytes"])
-def test_a_dictionary_that_is_no_file_to_read(tmp_path, sound, kind):
-    found = [path for layout in sound for path in layout.rglob("dictionary")]
-    target = tmp_path / "root" / "my" / "test"
-    shutil.copytree(found[0].parents[1], target)
-    dictionary = target / found[0].relative_to(found[0].parents[1])
-    dictionary.unlink()
-    if kind == "folder":
-        dictionary.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(dictionary)
-    elif kind == "endless device":
-        dictionary.symlink_to("/dev/zero")
-    else:
-        with dictionary.open("wb") as file:
-            file.truncate(8 << 30)
-    with pytest.raises(DamagedDatasetError, match="dictionary"):
-        read_rows(target)
 
 
 def test_no_rows(folder):

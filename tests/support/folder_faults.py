@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -139,7 +138,5 @@ def _nested(depth: int) -> dict[str, Any]:
 _REPLACEMENTS: dict[str, Callable[[Path], Any]] = {
     "gone": lambda path: None,
     "folder": lambda path: path.mkdir(),
-    "pipe": os.mkfifo,
-    "endless": lambda path: path.symlink_to("/dev/zero"),
     "dangling": lambda path: path.symlink_to("nowhere"),
 }

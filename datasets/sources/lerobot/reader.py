@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,6 @@ from typing import Any
 
 from ....errors import CorruptSourceError, ObjectNotFoundError, SchemaError, UsageError
 from ....storage.leaf import RESERVED_EVERYWHERE, check_key
-from ....storage.untrusted_json import parse_json
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.arrow import require_pyarrow
@@ -112,7 +112,7 @@ class LerobotReader(EpisodeFiles):
         except ObjectNotFoundError:
             return {}
         try:
-            stated = parse_json(self.read_description(raw, _LARGEST_INFO))
+            stated = json.loads(self.read_description(raw, _LARGEST_INFO))
             for key in stated.values():
                 check_key(key)
             return {str(column): key for column, key in stated.items()}

@@ -17,6 +17,7 @@ Values are read by h5py and pyarrow, not by Minari's storages: those read whole 
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ....storage.untrusted_json import parse_json
 from ...formats import arrow, hdf5
 from ...formats.limits import REFETCH, check_rows
 from .metadata import Metadata, metadata_from
@@ -273,7 +273,7 @@ class ArrowFiles:
         if path.stat().st_size > _LARGEST_ABOUT:
             raise CorruptSourceError(f"{where} is larger than {_LARGEST_ABOUT} bytes")
         try:
-            stated = parse_json(path.read_bytes()).get("total_steps", max(0, rows - 1))
+            stated = json.loads(path.read_bytes()).get("total_steps", max(0, rows - 1))
         except (ValueError, AttributeError) as error:
             raise CorruptSourceError(f"{where} is not a JSON object") from error
         if rows not in (stated, stated + 1):

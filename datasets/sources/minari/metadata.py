@@ -9,6 +9,7 @@ ref_min_score, ref_max_score, jpeg_encoding
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from ....errors import CorruptSourceError, MissingExtraError, UsageError, reason
-from ....storage.untrusted_json import parse_json
 from ...ingest.spaces import Json, space_json
 
 FORMATS = ("hdf5", "arrow", "parquet")
@@ -66,7 +66,7 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
     spaces = {name: _space(one, f"{where}: {name}_space") for name, one in stated.items() if one is not None}
     environment = record.get("env_spec")
     with suppress(ValueError):  # the manifest may hold the string itself
-        environment = parse_json(environment) if isinstance(environment, str) else environment
+        environment = json.loads(environment) if isinstance(environment, str) else environment
     about = {str(key): _plain(value) for key, value in sorted(record.items()) if key not in _PLACED}
     counts: Any = (record.get(name) for name in ("total_episodes", "total_steps"))
     episodes, steps = (int(count) if _is_number(count) else None for count in counts)
@@ -75,7 +75,7 @@ def metadata_from(record: Mapping[str, Any], where: str) -> Metadata:
 
 def _parse(text: str | bytes, where: str) -> Any:
     try:
-        return parse_json(text)
+        return json.loads(text)
     except ValueError as error:
         raise CorruptSourceError(f"{where} is not JSON: {reason(error)}") from error
 

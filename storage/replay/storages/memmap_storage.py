@@ -24,7 +24,7 @@ from tensordict import TensorDict, is_tensor_collection
 
 from ....errors import DamagedDatasetError, DatasetExistsError, DiskError, SchemaError, UsageError, reason
 from ...durable import allocate, is_full, write_atomically
-from ...tensordict_folder import check_plain, read_json, read_memmap, regular_size
+from ...tensordict_folder import read_json, read_memmap
 from .tensor_storage import LazyTensorStorage
 
 FORMAT_VERSION = 3
@@ -114,7 +114,6 @@ class LazyMemmapStorage(LazyTensorStorage):
         width = example.batch_size[: self.ndim - 1].numel()
         rows = -(-self.max_size // max(1, width))
         self.scratch_dir.mkdir(parents=True, exist_ok=True)
-        check_plain(self.scratch_dir)  # with existsok it may belong to other programs
         wide = example.expand(rows, *example.batch_size)
         try:
             data = wide.memmap_like(prefix=self.scratch_dir)
@@ -143,7 +142,7 @@ class LazyMemmapStorage(LazyTensorStorage):
             if description["max_size"] != self.max_size:
                 message = f"{self.scratch_dir} has room for {description['max_size']} records, and max_size is {self.max_size}"
                 raise UsageError(message, hint="open it with the size that it was made with, or name another folder")
-            if regular_size(self.scratch_dir / COUNTERS) != 24:
+            if (self.scratch_dir / COUNTERS).stat().st_size != 24:
                 raise ValueError(f"{COUNTERS} is not three numbers")
             self._is_plain = bool(description.get("plain"))
             self._map(read_memmap(self.scratch_dir))

@@ -52,7 +52,6 @@ DAMAGE = {
     "long": lambda path: path.write_bytes(path.read_bytes() + b"more"),
     "gone": Path.unlink,
     "folder": lambda path: (path.unlink(), path.mkdir(), (path / "x").touch()),
-    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "dangling": lambda path: replace(path, Path("nowhere")),
 }
 
@@ -153,7 +152,7 @@ def test_the_record_of_the_run_cut_short(layout, stopped, truth, tmp_path):
             shutil.rmtree(run.root)
 
 
-@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"unit": 1, "sections": 3}', b"[" * 100_000])
+@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"unit": 1, "sections": 3}'])
 def test_records_of_parts_that_no_run_writes(record, stopped, truth, tmp_path):
     run = begun(stopped, "zstd", tmp_path / "root")
     sealed = f"{crc32c(record)} ".encode() + record
