@@ -58,7 +58,7 @@ def test_keys(storage, tmp_path):
 def test_dtypes(storage, tmp_path):
     tried = 0
     for dtype in DTYPES:
-        if str(dtype).startswith("torch.float4"):  # tensordict writes it, and cannot read it
+        if str(dtype).startswith(("torch.float4", "torch.bits")):  # tensordict writes it, and cannot read it
             continue
         try:
             torch.zeros(2, 8, dtype=torch.uint8).view(dtype)[0]
@@ -72,7 +72,7 @@ def test_dtypes(storage, tmp_path):
             continue
         check(storage, data, tmp_path / str(dtype))
         tried += 1
-    assert tried >= 17
+    assert tried >= 15
 
 
 @pytest.mark.parametrize("value", [torch.ones(3).to_sparse(), torch.ones(3, device="meta")])
