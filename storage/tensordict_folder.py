@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 TENSORDICT = "<class 'tensordict._td.TensorDict'>"
+#: The dtypes that tensordict finds again; those of quantised tensors apart.
+READ_BACK = {f"torch.{name}{bits}" for name in ("uint", "int") for bits in (8, 16, 32, 64)} | {
+    *("torch.bool", "torch.bfloat16", "torch.float16", "torch.float32", "torch.float64"),
+    *("torch.complex32", "torch.complex64", "torch.complex128"),
+}
 _VALUE = "<class 'tensordict.tensorclass.NonTensorData'>"
 
 

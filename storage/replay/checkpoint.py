@@ -36,7 +36,7 @@ from ...errors import (
 from ..durable import allocate, is_full
 from ..folder import beside
 from ..memory_map import element_bytes
-from ..tensordict_folder import read_json, read_memmap
+from ..tensordict_folder import READ_BACK, read_json, read_memmap
 
 FORMAT_VERSION = 3
 STATE, TENSORS, ROWS = "state.json", "tensors", "storage"
@@ -90,6 +90,12 @@ class _Tensors:
         if self._short:
             self._named["short"] = torch.frombuffer(bytearray(b"".join(self._short)), dtype=torch.uint8)
         tensors = TensorDict(self._named, [])
+        for name, leaf in tensors.items(True, True):
+            if str(leaf.dtype) not in READ_BACK:
+                message = (
+                    f"{name if isinstance(name, str) else name[-1]} is {leaf.dtype}, which tensordict cannot read back"
+                )
+                raise UsageError(message, hint="convert it, or save it with torch.save")
         total = sum(leaf.nbytes for leaf in tensors.values(True, True))
         # What is written through maps of files would end the process on a full disk: its space is asked for before.
         (folder.parent / "reserved").touch()
