@@ -41,7 +41,7 @@ def load(
     windows: Mapping[Any, tuple[int, int]] | None = None,
     padding: Literal["repeat", "zero"] = "repeat",
     extra: str | Sequence[str] | None = None,
-    normalize: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    normalize: str | Sequence[str] | Mapping[str, str | Mapping[str, Any]] | None = None,
     reward_scale: float | Literal["return_range", "minus_one"] | None = None,
     dtype: Literal["float32"] | torch.dtype | None = None,
     goals: Goals | None = None,
@@ -102,7 +102,9 @@ def load(
       "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
     - ``normalize``: a key or keys, such as "observation": ``(x - mean) / (std + eps)`` of these leaves and their successors,
       before transforms; mean and std over the whole dataset are computed once and stored beside its folder, with ``eps`` 1e-3,
-      or given as ``{"observation": {"mean": ..., "std": ..., "eps": 0.0}}``. ``buffer.statistics`` has the values used.
+      or given as ``{"observation": {"mean": ..., "std": ..., "eps": 0.0}}``. ``{"observation": "minmax"}`` maps minimum and
+      maximum to -1 and 1 (given: "min", "max"), "quantile" the 1st and the 99th percentile ("q01", "q99"; values beyond them
+      are not clipped). ``buffer.statistics`` has the values used.
     - ``reward_scale``: a number that rewards are multiplied by, "return_range" (1000 / (highest - lowest return), CORL's and
       IQL's for locomotion), or "minus_one" (reward - 1, for antmaze).
     - ``dtype``: "float32" rounds float64 leaves (MuJoCo's) to it, after ``normalize``; other leaves keep their types.

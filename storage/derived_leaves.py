@@ -11,9 +11,10 @@ of ``extra`` (all ``[*batch, 1]``, like the done leaves of TED):
 Returns to go equal those of the function ``returns_to_go`` of `preprocess` with gamma 1, for the rewards as they are read. They
 are computed per episode when one of its steps is first read, and kept: no pass over the data, 4 bytes a step.
 
-`read_statistics` returns the mean and standard deviation of leaves over the states in which an action was taken, from one pass
-that merges blocks in float64 (Chan, Golub & LeVeque, 1983). They are stored in a hidden file beside the dataset's folder, with
-the content hash of the dataset.
+`read_statistics` returns what leaves are normalised by, over the states in which an action was taken: the mean and standard
+deviation, from one pass that merges blocks in float64 (Chan, Golub & LeVeque, 1983), the extremes, or percentiles. They are
+stored in a hidden file beside the dataset's folder, with the content hash of the dataset. Extremes and percentiles become -1
+and 1, as by lerobot's MIN_MAX and QUANTILES (https://github.com/huggingface/lerobot, processor/normalize_processor.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -59,7 +60,12 @@ _BEYOND_FLOAT32 = ("int32", "int64", "float64")
 #: The error of the result, from a rounded ``shift``, that float32 may have: a few float32 steps near 1.
 _LOST = 1e-6
 
-Moments = Mapping[str, np.ndarray]  # "mean", "std" (the population's) and "eps": (x - mean) / (std + eps)
+#: What a leaf is normalised by: "mean", "std" (the population's) and "eps", or the two numbers that become -1 and 1.
+Moments = Mapping[str, np.ndarray]
+#: The statistics of each kind of ``normalize``.
+KINDS = {"std": ("mean", "std"), "minmax": ("min", "max"), "quantile": ("q01", "q99")}
+#: Percentiles are those of at most this many bytes of float64 numbers, from states at equal distances.
+_QUANTILE_BYTES = 256 << 20
 
 
 class DerivedDataset(Dataset):
@@ -113,7 +119,7 @@ def derive(
         raise UsageError(
             f"dtype is {dtype!r}, not 'float32'", hint="other types: transform=lambda batch: batch.double()"
         )
-    moments = {name: (values["mean"], values["std"] + values["eps"]) for name, values in found.items()}
+    moments = {name: _affine(values) for name, values in found.items()}
     if reward_scale is not None:
         found["next/reward"] = {"scale": scale, "shift": shift}
     if not names and not found and dtype is None:
@@ -300,12 +306,27 @@ _MAKERS = {
 def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
     if normalize is None:
         return {}
-    if isinstance(normalize, Mapping):
-        return {name: _given(dataset, name, values) for name, values in zip(map(_path, normalize), normalize.values())}
     if isinstance(normalize, bool) or not isinstance(normalize, (str, Iterable)):
         raise UsageError(f"normalize is {normalize!r}, not a key or several", hint='normalize="observation"')
-    keys = [normalize] if isinstance(normalize, str) else list(normalize)
-    return read_statistics(dataset, [name for key in keys for name in _leaves(dataset, key)])
+    keys = [normalize] if isinstance(normalize, str) else normalize
+    by = normalize if isinstance(normalize, Mapping) else dict.fromkeys(keys, "std")
+    found: dict[str, Moments] = {}
+    for key, values in by.items():
+        if isinstance(values, str):
+            if values not in KINDS:
+                raise UsageError(f"normalize of {_path(key)} is {values!r}", hint=f"there are {', '.join(KINDS)}")
+            found |= read_statistics(dataset, _leaves(dataset, key), values)
+        else:
+            found[_path(key)] = _given(dataset, _path(key), values)
+    return found
+
+
+def _affine(moments: Moments) -> tuple[np.ndarray, np.ndarray]:
+    """What is subtracted from a leaf, and what it is then divided by. A component that has one value becomes 0."""
+    if "std" in moments:
+        return moments["mean"], moments["std"] + moments["eps"]
+    low, high = moments.values()
+    return (low + high) / 2, np.where(high > low, (high - low) / 2, 1.0)
 
 
 def _path(key: Any) -> str:
@@ -331,39 +352,47 @@ def _given(dataset: Dataset, name: str, values: Any) -> Moments:
     leaves = _leaves(dataset, name)
     if leaves != [name]:
         raise UsageError(f"{name!r} is several leaves: give mean and std for each of {', '.join(leaves)}")
-    if not isinstance(values, Mapping) or set(values) - {"eps"} != {"mean", "std"}:
+    named = {*values} if isinstance(values, Mapping) else set()
+    whats = next((two for two in KINDS.values() if named - {"eps"} == {*two}), ())
+    if not whats or ("eps" in named and "mean" not in named):
         message = f'normalize of {name} is {{"mean": ..., "std": ...}}, and perhaps "eps", not {values!r:.60}'
-        raise UsageError(message)
+        raise UsageError(message, hint='or {"min": ..., "max": ...}, {"q01": ..., "q99": ...}, ' + ", ".join(KINDS))
     shape = dataset.schema[name].shape
     moments = {}
-    for what in ("mean", "std", "eps"):
+    for what in (*whats, "eps") if "mean" in whats else whats:
         moments[what] = np.array(values.get(what, 0.0), np.float64)  # a copy: the program may change its own
         if moments[what].shape not in ((), shape):
             raise UsageError(f"the {what} of {name} has shape {moments[what].shape}, and a row has {shape}")
-    if not all(np.isfinite(one).all() for one in moments.values()) or (moments["std"] + moments["eps"] <= 0).any():
-        raise UsageError(f"mean, std and eps of {name} must be finite, and std + eps greater than 0")
+    finite = all(np.isfinite(one).all() for one in moments.values())
+    if "std" in moments:
+        if not finite or (moments["std"] + moments["eps"] <= 0).any():
+            raise UsageError(f"mean, std and eps of {name} must be finite, and std + eps greater than 0")
+    elif not finite or (moments[whats[0]] > moments[whats[1]]).any():
+        raise UsageError(f"{whats[0]} and {whats[1]} of {name} must be finite, and in this order")
     return moments
 
 
-def read_statistics(dataset: Dataset, names: Iterable[str]) -> dict[str, Moments]:
-    """``{leaf: {"mean": float64, "std": float64}}``, shaped as a row, or ``[]`` for images (rows of two dimensions and more),
-    and ``eps``, 1e-3.
+def read_statistics(dataset: Dataset, names: Iterable[str], kind: str = "std") -> dict[str, Moments]:
+    """The statistics of this kind for each leaf: float64, shaped as a row, or ``[]`` for images (rows of two dimensions and
+    more).
 
-    ``std`` is the population's (``numpy.std``), and batches hold ``(x - mean) / (std + eps)``. Read from the file beside the
-    folder if it matches the content, otherwise computed in one pass and written there if possible. Raises UsageError for a
-    dataset that is still being written and for values that are not finite.
+    "std": ``mean`` and ``std`` (the population's, ``numpy.std``), and ``eps``, 1e-3: batches hold ``(x - mean) / (std + eps)``.
+    "minmax": ``min`` and ``max``; "quantile": ``q01`` and ``q99``, the 1st and the 99th percentile (``numpy.quantile``). These
+    become -1 and 1. Read from the file beside the folder if it matches the content, otherwise computed in one pass and written
+    there if possible. Raises UsageError for a dataset that is still being written and for values that are not finite.
     """
-    place = _kept_at(dataset)
+    place, whats = _kept_at(dataset), KINDS[kind]
     kept = {} if place is None else _read_kept(place, dataset)
-    missing = [name for name in dict.fromkeys(names) if name not in kept]
+    missing = [name for name in dict.fromkeys(names) if not {*whats} <= {*kept.get(name, ())}]
     if missing:
         for name in missing:
-            kept[name] = _compute(dataset, name)
+            kept[name] = {**kept.get(name, {}), **_COMPUTED[kind](dataset, name)}
         if place is not None:
             leaves = {name: {what: value.tolist() for what, value in one.items()} for name, one in kept.items()}
             with suppress(OSError):  # if it cannot be written, the next call computes it again
                 write_atomically(place, json.dumps({"content": dataset.manifest.content, "moments": leaves}).encode())
-    return {name: {**kept[name], "eps": np.asarray(EPS)} for name in dict.fromkeys(names)}
+    more = {"eps": np.asarray(EPS)} if kind == "std" else {}
+    return {name: {**{what: kept[name][what] for what in whats}, **more} for name in dict.fromkeys(names)}
 
 
 def _kept_at(dataset: Dataset) -> Path | None:
@@ -380,7 +409,7 @@ def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
         if data["content"] != dataset.manifest.content:
             return {}
         kept = {
-            name: {what: np.asarray(one[what], np.float64) for what in ("mean", "std")}
+            name: {what: np.asarray(value, np.float64) for what, value in one.items()}
             for name, one in data["moments"].items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -389,26 +418,33 @@ def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
 
 
 def _is_sound(leaf: Leaf, moments: Moments) -> bool:
-    shapes = {value.shape for value in moments.values()} == {_moment_shape(leaf)}
-    return shapes and all(np.isfinite(value).all() for value in moments.values()) and bool((moments["std"] >= 0).all())
+    if not all(value.shape == _moment_shape(leaf) and np.isfinite(value).all() for value in moments.values()):
+        return False
+    pairs = [(moments[low], moments[high]) for low, high in (KINDS["minmax"], KINDS["quantile"]) if low in moments]
+    return bool((moments.get("std", np.zeros(())) >= 0).all()) and all(bool((low <= high).all()) for low, high in pairs)
 
 
 def _moment_shape(leaf: Leaf) -> tuple[int, ...]:
     return leaf.shape if len(leaf.shape) < 2 else ()
 
 
-def _compute(dataset: Dataset, name: str) -> Moments:
+def _blocks(dataset: Dataset, name: str) -> Iterator[np.ndarray]:
+    """The values of a leaf in the states in which an action was taken: float64 ``[n, *moment shape]``, to be written to."""
     rows = dataset.rows[name]
-    shape, steps = _moment_shape(rows.leaf), max(1, _BLOCK_BYTES // max(1, 8 * math.prod(rows.leaf.shape)))
-    count, mean, squares = 0, np.zeros(shape), np.zeros(shape)
+    steps = max(1, _BLOCK_BYTES // max(1, 8 * math.prod(rows.leaf.shape)))
     for start in range(0, len(dataset), steps):
         stop = min(len(dataset), start + steps)
         if rows.leaf.kind == "step":
             block = rows.block(start, stop)
-        else:  # the states in which an action was taken, without the final ones
+        else:  # without the final states
             block = rows.take(dataset.state_numbers(start, stop))
-        values = block.numpy().astype(np.float64)
-        values = values.reshape(-1, *shape)
+        yield block.numpy().astype(np.float64).reshape(-1, *_moment_shape(rows.leaf))
+
+
+def _mean_and_std(dataset: Dataset, name: str) -> Moments:
+    shape = _moment_shape(dataset.rows[name].leaf)
+    count, mean, squares = 0, np.zeros(shape), np.zeros(shape)
+    for values in _blocks(dataset, name):
         own = values.mean(0)
         differences, new = own - mean, len(values)
         values -= own
@@ -417,6 +453,32 @@ def _compute(dataset: Dataset, name: str) -> Moments:
     if not count or not (np.isfinite(mean).all() and np.isfinite(squares).all()):
         raise UsageError(f"{name} of {dataset.id} has no finite mean and standard deviation")
     return {"mean": np.asarray(mean), "std": np.asarray(np.sqrt(squares / count))}
+
+
+def _extremes(dataset: Dataset, name: str) -> Moments:
+    least = greatest = None
+    for values in _blocks(dataset, name):
+        low, high = values.min(0), values.max(0)
+        least = low if least is None else np.minimum(least, low)
+        greatest = high if greatest is None else np.maximum(greatest, high)
+    if least is None or greatest is None or not (np.isfinite(least).all() and np.isfinite(greatest).all()):
+        raise UsageError(f"{name} of {dataset.id} has no finite minimum and maximum")
+    return {"min": np.asarray(least), "max": np.asarray(greatest)}
+
+
+def _percentiles(dataset: Dataset, name: str) -> Moments:
+    rows = dataset.rows[name]
+    most = max(1, _QUANTILE_BYTES // max(1, 8 * math.prod(rows.leaf.shape)))
+    steps = torch.from_numpy(np.linspace(0, len(dataset) - 1, min(len(dataset), most)).astype(np.int64))
+    index = steps if rows.leaf.kind == "step" else steps + dataset.episode_of(steps)
+    values = rows.take(index).numpy().astype(np.float64).reshape(-1, *_moment_shape(rows.leaf))
+    if not len(values) or not np.isfinite(values).all():
+        raise UsageError(f"{name} of {dataset.id} has no finite percentiles")
+    low, high = np.quantile(values, (0.01, 0.99), axis=0, overwrite_input=True)
+    return {"q01": np.asarray(low), "q99": np.asarray(high)}
+
+
+_COMPUTED = {"std": _mean_and_std, "minmax": _extremes, "quantile": _percentiles}
 
 
 def _reward_map(dataset: Dataset, reward_scale: Any) -> tuple[float, float]:

@@ -214,6 +214,51 @@ def test_statistics_are_kept_beside_the_folder_by_content(made):
         )
 
 
+@pytest.mark.parametrize("kind, names", [("minmax", ("min", "max")), ("quantile", ("q01", "q99"))])
+def test_extremes_and_percentiles_become_minus_one_and_one(made, kind, names):
+    folder, episodes = made
+    states = columns(episodes)["observation"].astype(np.float64)
+    low, high = (states.min(0), states.max(0)) if kind == "minmax" else np.quantile(states, (0.01, 0.99), axis=0)
+    buffer = rbdata.load(folder, batch_size=200, normalize={"observation": kind}, seed=0)
+    used = buffer.statistics["observation"]
+    assert tuple(used) == names and np.allclose(used[names[0]], low) and np.allclose(used[names[1]], high)
+    plain, batch = rbdata.load(folder, batch_size=200, seed=0).sample(), buffer.sample()
+    for key in ("observation", ("next", "observation")):
+        wanted = 2 * (plain[key].double().numpy() - low) / (high - low) - 1
+        assert np.allclose(batch[key].numpy(), wanted, atol=1e-5)
+    assert batch["observation"].dtype == torch.float32
+    if kind == "minmax":
+        whole = buffer[:]["observation"]
+        assert np.allclose(whole.amin(0), -1, atol=1e-6) and np.allclose(whole.amax(0), 1, atol=1e-6)
+    given = rbdata.load(folder, batch_size=200, normalize={"observation": used}, seed=0)
+    assert torch.equal(given.sample()["observation"], batch["observation"])
+
+
+def test_kinds_of_statistics_are_kept_together(made):
+    folder, _ = made
+    kept = folder.parent / f".{folder.name}.statistics.json"
+    for kind in ("minmax", "std", "quantile"):
+        rbdata.load(folder, normalize={"observation": kind})
+    moments = json.loads(kept.read_text())["moments"]["observation"]
+    assert set(moments) == {"min", "max", "mean", "std", "q01", "q99"}
+    moments["max"][0] = moments["min"][0] - 1  # no statistics of any data: computed again
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "moments": {"observation": moments}}))
+    used = rbdata.load(folder, normalize={"observation": "minmax"}).statistics["observation"]
+    assert (used["min"] < used["max"]).all()
+
+
+def test_a_component_of_one_value_becomes_zero(tmp_path):
+    state = np.stack([np.arange(9.0), np.full(9, 7.0)], 1).astype(np.float32)
+    steps = {"action": np.arange(8), "reward": np.ones(8, np.float32), "terminated": True, "truncated": False}
+    place = rbdata.from_episodes([{"observation": state, **steps}], "my/still", root=tmp_path)
+    for kind in ("minmax", "quantile"):
+        batch = rbdata.load(place, normalize={"observation": kind, "action": "minmax"})[:]
+        assert (batch["observation"][:, 1] == 0).all() and batch["observation"][0, 0] <= -1
+        assert batch["action"].amin() == -1 and batch["action"].amax() == 1
+    with pytest.raises(UsageError, match="is 'mean'"):
+        rbdata.load(place, normalize={"observation": "mean"})
+
+
 def test_given_statistics(made):
     folder, episodes = made
     given = {"observation": {"mean": np.arange(4.0), "std": [1.0, 2.0, 3.0, 4.0]}}
@@ -226,6 +271,10 @@ def test_given_statistics(made):
         {"observation": {"mean": 0.0}},
         {"observation": {"mean": 0.0, "std": 0.0}},
         {"observation": {"mean": np.nan, "std": 1.0}},
+        {"observation": {"min": 1.0, "max": 0.0}},
+        {"observation": {"min": 0.0, "max": 1.0, "eps": 0.1}},
+        {"observation": {"q01": 0.0, "max": 1.0}},
+        {"reward": "minmax"},
         "reward",
         ["next/reward"],
         "done",
