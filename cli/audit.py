@@ -40,7 +40,7 @@ def run(
     strict: Annotated[bool, Option("--strict", help="Exit with 1 if there are errors or warnings.")] = False,
     reward_range: Annotated[
         tuple[float, float] | None,
-        Option(metavar="LOW HIGH", help="Smallest and largest reward of the task (default: what the source states)."),
+        Option(metavar="LOW HIGH", help="Smallest and largest reward (default: as the source states)."),
     ] = None,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,

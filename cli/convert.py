@@ -22,9 +22,7 @@ EXAMPLES = """
 def run(
     path: Annotated[Path, Argument(metavar="PATH", help="A raw file, or the folder of raw files.", show_default=False)],
     source: SourceName = None,
-    name: Annotated[
-        str | None, Option(metavar="ID", help="The id of the new dataset (default: my/ and the name of PATH).")
-    ] = None,
+    name: Annotated[str | None, Option(metavar="ID", help="Id of the dataset (default: my/ and PATH's name).")] = None,
     *,
     conversion: Conversion,
     root: Root = None,

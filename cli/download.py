@@ -19,8 +19,7 @@ EXAMPLES = """
 def run(
     ids: AnyIds,
     mirror: Annotated[
-        str | None,
-        Option(metavar="M", help="Download from this mirror instead: a folder, http(s)://, gs://, s3://."),
+        str | None, Option(metavar="M", help="Download from this mirror instead: a folder, http(s)://, gs://, s3://.")
     ] = None,
     *,
     conversion: Conversion,

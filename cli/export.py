@@ -28,14 +28,8 @@ def run(
         Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"],
         Option(help="The format.", show_default=False),
     ],
-    frames: Annotated[
-        Literal["video", "image"] | None,
-        Option(help="lerobot: H.264 video (lossy; default), or PNG in the rows.", show_default=False),
-    ] = None,
-    fps: Annotated[
-        float | None,
-        Option(metavar="N", help="lerobot: steps a second, where the dataset does not state it.", show_default=False),
-    ] = None,
+    frames: Annotated[Literal["video", "image"] | None, Option(help="lerobot: H.264 (default; lossy), or PNG.")] = None,
+    fps: Annotated[float | None, Option(metavar="N", help="lerobot: steps a second, if not stated.")] = None,
     force: Force = False,
     root: Root = None,
 ) -> int:

@@ -59,38 +59,18 @@ _EPISODES = (
 def run(
     dataset: LocalId,
     episodes: Annotated[bool, Option("--episodes", help="List the episodes: start, length, return, outcome.")] = False,
-    plot: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="Draw returns over time and all distributions, such as out.png or .pdf."),
-    ] = None,
-    frames: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Draw frames of a few episodes on one sheet, such as out.png; or a video, out.mp4 (needs rbdata[video]).",
-        ),
-    ] = None,
+    plot: Annotated[Path | None, Option(metavar="FILE", help="Draw returns and distributions: out.png, .pdf.")] = None,
+    frames: Annotated[Path | None, Option(metavar="FILE", help="Draw frames: out.png; or a video: out.mp4.")] = None,
     episode: Annotated[
         list[int] | None,
-        Option(
-            "--episode",
-            min=0,
-            metavar="K",
-            help="With --frames: consecutive steps of episode K (repeatable); all of them in a video.",
-        ),
+        Option(min=0, metavar="K", help="With --frames: steps of episode K (repeatable); a video has all."),
     ] = None,
-    html: Annotated[
-        Path | None, Option(metavar="FILE", help="Write a card of the dataset, one self-contained page: card.html.")
-    ] = None,
-    croissant: Annotated[
-        Path | None, Option(metavar="FILE", help="Write Croissant metadata, for catalogues: croissant.json.")
-    ] = None,
+    html: Annotated[Path | None, Option(metavar="FILE", help="Write a card as one page: card.html.")] = None,
+    croissant: Annotated[Path | None, Option(metavar="FILE", help="Write Croissant metadata: croissant.json.")] = None,
     card: Annotated[
         Path | None, Option(metavar="FILE", help="Write a README for a Hugging Face repository: README.md.")
     ] = None,
-    force: Annotated[
-        bool, Option("--force", help="Replace existing files; pictures made by rbdata are replaced without it.")
-    ] = False,
+    force: Annotated[bool, Option("--force", help="Replace files that rbdata did not write, too.")] = False,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,
     root: Root = None,

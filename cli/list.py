@@ -38,14 +38,11 @@ _SOURCES = (
 
 def run(
     source: Annotated[
-        str | None,
-        Argument(metavar="SOURCE", help="Show the datasets of this source.", autocompletion=complete_source),
+        str | None, Argument(metavar="SOURCE", help="Show the datasets of this source.", autocompletion=complete_source)
     ] = None,
     local: Annotated[bool, Option("--local", help="Only datasets on this machine.")] = False,
     match: Annotated[str | None, Option(metavar="GLOB", help="Only ids or names that match, such as 'pong*'.")] = None,
-    refresh: Annotated[
-        bool, Option("--refresh", help="Update the lists of sources that have one from their servers.")
-    ] = False,
+    refresh: Annotated[bool, Option("--refresh", help="Update the lists that sources have at servers.")] = False,
     root: Root = None,
 ) -> None:
     """List the datasets on this machine and the sources of other datasets; with SOURCE, the datasets of one source.

@@ -57,12 +57,7 @@ def push(
     ],
     raw: Annotated[bool, Option("--raw", help="Copy the raw files kept by `download --keep-raw` instead.")] = False,
     force: Annotated[bool, Option("--force", help="Replace a different dataset of the same id.")] = False,
-    licence: Annotated[
-        str | None,
-        Option(
-            "--license", metavar="NAME", help="hf:// only: the licence, such as mit (default: the source's, or asked)."
-        ),
-    ] = None,
+    licence: Annotated[str | None, Option("--license", metavar="NAME", help="hf:// only: such as mit.")] = None,
     public: Annotated[bool, Option("--public", help="hf:// only: make the repository public, not private.")] = False,
     root: Root = None,
     user_project: UserProject = None,

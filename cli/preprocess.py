@@ -37,19 +37,10 @@ _TREE = (*map(Column, ("leaf", "dtype", "shape")), Column("change", optional=Tru
 class Selection:
     """Which episodes are read, and in which order."""
 
-    episodes: Annotated[
-        str | None, Option(metavar="LIST", help="Only these episodes, each once, such as 0-99,150; the first one is 0.")
-    ] = None
+    episodes: Annotated[str | None, Option(metavar="LIST", help="Only these episodes, such as 0-99,150.")] = None
     min_return: Annotated[float | None, Option(metavar="X", help="Only episodes with at least this return.")] = None
-    top: Annotated[
-        str | None,
-        Option(
-            metavar="SHARE", help="Only the episodes with the largest returns: 10% of them, or a number such as 50."
-        ),
-    ] = None
-    shuffle_episodes: Annotated[
-        int | None, Option(metavar="SEED", help="Put the episodes into an order by this seed.")
-    ] = None
+    top: Annotated[str | None, Option(metavar="SHARE", help="Only the best episodes: 10%, or a number: 50.")] = None
+    shuffle_episodes: Annotated[int | None, Option(metavar="SEED", help="Order the episodes by this seed.")] = None
 
     def view(self, dataset: Dataset) -> Dataset:
         """The selected episodes of a dataset. Raises UsageError if there are none."""
@@ -99,14 +90,10 @@ class Shape:
 class Reading:
     """How steps are read, as a sampler reads them."""
 
-    frame_stack: Annotated[
-        int | None, Option(metavar="K", help="Pass stacks of K observations, as a sampler returns them.")
-    ] = None
+    frame_stack: Annotated[int | None, Option(metavar="K", help="Pass stacks of K observations.")] = None
     n_step: Annotated[int | None, Option(metavar="N", help="Pass n-step rewards and next states.")] = None
     gamma: Annotated[float, Option(help="The discount of --n-step.")] = 0.99
-    slice_len: Annotated[
-        int | None, Option(metavar="L", help="Cut episodes into slices of L steps; each becomes an episode.")
-    ] = None
+    slice_len: Annotated[int | None, Option(metavar="L", help="Cut episodes into slices of L steps.")] = None
 
 
 @dataclass(frozen=True)
@@ -125,16 +112,12 @@ class Execution:
             autocompletion=choices,
         ),
     ] = "auto"
-    layout: Annotated[
-        Literal["auto", "ted"], Option(help="ted: plain TED; stores observations and next observations, raw.")
-    ] = "auto"
+    layout: Annotated[Literal["auto", "ted"], Option(help="ted: plain TED; states are stored twice, raw.")] = "auto"
     seed: Annotated[int, Option(help="Seed of the function's random numbers; the same for any --procs.")] = 0
     engine: Engine = "local"
     address: Address = None
     force: Force = False
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Run the function on a few chunks and show the result; write nothing.")
-    ] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Try a few chunks and show the result; write nothing.")] = False
 
 
 def run(
@@ -165,12 +148,7 @@ def run(
         ),
     ] = None,
     args: Annotated[
-        list[str] | None,
-        Option(
-            "--args",
-            metavar="KEY=VALUE",
-            help="An argument of the function; NAME.KEY=VALUE for one of several functions.",
-        ),
+        list[str] | None, Option(metavar="KEY=VALUE", help="An argument of the function; of several, NAME.KEY=VALUE.")
     ] = None,
     reading: Reading,
     execution: Execution,

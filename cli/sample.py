@@ -44,12 +44,7 @@ _COLUMNS = (
 
 def run(
     dataset: LocalId,
-    n: Annotated[
-        int | None,
-        Option(
-            "-n", "--batch-size", min=1, metavar="N", help="Steps in a batch (default: about 32, fewer of large rows)."
-        ),
-    ] = None,
+    n: Annotated[int | None, Option("-n", "--batch-size", min=1, metavar="N", help="Steps (default: 32).")] = None,
     slice_len: Annotated[int | None, Option(min=1, metavar="L", help="Draw slices of L consecutive steps.")] = None,
     frame_stack: Annotated[int | None, Option(min=1, metavar="K", help="Stack the last K observations.")] = None,
     seed: Annotated[int | None, Option(metavar="S", help="Same seed, same batch.")] = None,

@@ -23,15 +23,11 @@ MOST_ROWS = 40
 
 
 def run(
-    words: Annotated[
-        list[str] | None, Argument(metavar="WORDS", help="Words of ids, environments, kinds and tags; all must match.")
-    ] = None,
+    words: Annotated[list[str] | None, Argument(metavar="WORDS", help="Words of ids, kinds and tags.")] = None,
     source: Annotated[
         str | None, Option(metavar="NAME", help="Only this source.", autocompletion=complete_source)
     ] = None,
-    observations: Annotated[
-        str | None, Option(metavar="KIND", help="Only these observations: image, vector, discrete, dict.")
-    ] = None,
+    observations: Annotated[str | None, Option(metavar="KIND", help="Only image, vector, discrete or dict.")] = None,
     actions: Annotated[str | None, Option(metavar="KIND", help="Only these actions: discrete, continuous.")] = None,
     max_size: Annotated[str | None, Option(metavar="SIZE", help="Only downloads up to this size, such as 2GB.")] = None,
     limit: Annotated[int | None, Option(min=1, metavar="N", help="Show at most N, the best matches.")] = None,

@@ -48,10 +48,7 @@ def run(
     ids: LocalIds,
     quick: Annotated[bool, Option("--quick", help="Compare only the sizes of files.")] = False,
     repair: Annotated[bool, Option("--repair", help="Fetch damaged data again, and nothing else.")] = False,
-    mirror: Annotated[
-        str | None,
-        Option(metavar="M", help="Repair from this mirror instead of the location that the data came from."),
-    ] = None,
+    mirror: Annotated[str | None, Option(metavar="M", help="Repair from this mirror, not from the origin.")] = None,
     procs: Procs = None,
     root: Root = None,
 ) -> int:
