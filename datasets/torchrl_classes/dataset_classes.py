@@ -309,7 +309,7 @@ def _d4rl_leaves(dataset: Dataset, truncated_is_done: bool) -> dict[str, Rows]:
 
 
 class MinariExperienceReplay(SourceExperienceReplay):
-    """A Minari dataset, such as ``"D4RL/door/human-v2"``; see docs/sources/minari.md. The package minari is not needed.
+    """A Minari dataset, such as ``"D4RL/door/human-v2"``; see docs/sources/minari.md.
 
     Beside TED, a batch has ``episode`` (int64, the number of the episode) and the infos.
 

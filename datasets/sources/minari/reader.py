@@ -76,7 +76,7 @@ class StepUnit(Unit):
         with ThreadPoolExecutor(1, "rbdata-crc32c") as pool, self.data.open() as files:
             sums = pool.submit(lambda: {path: hash_file(file, Crc32c()) for path, file in self.data.files.items()})
             counts = {**count_outcomes(np.zeros(0, np.uint8)), **dict.fromkeys(_COUNTED, 0)}
-            ends, waiting = list[list[int]](), list[tuple[dict[str, np.ndarray], np.ndarray]]()
+            ends, waiting, held = list[list[int]](), list[tuple[dict[str, np.ndarray], np.ndarray]](), 0
             size = block_steps([source.column for source in self.found.sources])
             for index in range(len(self.found.episodes)):
                 bits, rewards = self._flags(files, index, counts)
@@ -84,8 +84,10 @@ class StepUnit(Unit):
                 for low in range(0, len(bits), size):
                     some = bits[low : low + size]
                     waiting.append((self._columns(files, index, low, some, rewards), some))
-                    if sum(len(one) for _, one in waiting) >= size:
+                    held += len(some)
+                    if held >= size:  # short episodes are joined
                         yield _joined(waiting, index)
+                        waiting, held = [], 0
             if waiting:
                 yield _joined(waiting, self.rows)
             if not any(ends):
@@ -133,10 +135,9 @@ class StepUnit(Unit):
         return rows
 
 
-def _joined(waiting: list[tuple[dict[str, np.ndarray], np.ndarray]], done: int) -> Block:
-    """Pieces of episodes as one block; none waits then."""
+def _joined(waiting: Sequence[tuple[dict[str, np.ndarray], np.ndarray]], done: int) -> Block:
+    """Pieces of episodes as one block."""
     pieces, bits = zip(*waiting)
-    waiting.clear()
     return Block(
         {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}, np.concatenate(bits), done=done
     )
@@ -156,11 +157,13 @@ class LargeUnit(Unit):
     runs: np.ndarray
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
+        if not len(self.runs):
+            return  # all of its episodes are without a step
         with self.data.open() as files:
             for number, source in enumerate(self.sources):
                 size, position = max(1, BLOCK_BYTES // source.column.row_bytes), 0
-                for index in np.unique(self.runs[:, 0]).tolist():
-                    runs = self.runs[self.runs[:, 0] == index, 1:].tolist()
+                for some in np.split(self.runs, np.flatnonzero(np.diff(self.runs[:, 0])) + 1):
+                    index, runs = int(some[0, 0]), some[:, 1:].tolist()
                     states = np.concatenate([np.arange(first, first + count) for first, count in runs])
                     final = np.zeros(len(states), bool)
                     final[np.cumsum([count for _, count in runs]) - 1] = True

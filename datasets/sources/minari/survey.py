@@ -138,7 +138,7 @@ def _count(fields: Mapping[str, Field], described: Sequence[_SpaceColumn], where
     for path in (*flags, *(one.path for one in described)):
         if path not in fields:
             raise CorruptSourceError(f"{where}/{path} is missing", hint="the files do not hold what their spaces say")
-        if fields[path].dtype is None and not fields[path].shape and "not one row" in fields[path].why:
+        if fields[path].why and not fields[path].rows:
             raise CorruptSourceError(f"{where}/{path}: {fields[path].why}")
     has, steps = f"{where.replace('_', ' ')} has", fields["rewards"].rows
     rows = {path: {fields[one.path].rows for one in described if one.path.startswith(path)} for path in ("obs", "act")}
