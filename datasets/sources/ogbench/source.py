@@ -34,8 +34,6 @@ from ..source import FoundFile, Source, only_file
 
 HOME = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 COPY = "hf://datasets/zhouzypaul/ogbench_datasets"
-#: Episodes of a training set for each episode of its validation set.
-_VALIDATION = 10
 #: Files of a set of 100M steps.
 FILES = 100
 _NAME = re.compile(
@@ -78,7 +76,7 @@ class SetName:
 def sets() -> frozenset[str]:
     """The names of the sets of training data, without tasks: those of the catalogue."""
     file = OgbenchSource().catalogue_file
-    return frozenset(file.names() if file else ())
+    return frozenset(name for name in file.names() if not name.endswith("-val")) if file else frozenset()
 
 
 def parse(text: str) -> SetName | None:
@@ -106,17 +104,9 @@ class OgbenchSource(Source):
     options = declared("ogbench")
     supports = frozenset({"parts", "codec", "layout"})
 
-    def names(self) -> Sequence[str]:
-        return [entry.name for entry in self.catalogue()]
-
     def knows(self, name: str) -> bool:
         """Those of `names`, and their single tasks."""
         return parse(name) is not None
-
-    def catalogue(self) -> Sequence[CatalogueEntry]:
-        """The file has the sets of training data."""
-        file = self.catalogue_file
-        return [] if file is None else [*file.entries(), *(_validation(entry) for entry in file.entries())]
 
     def describe_unlisted(self, name: str) -> CatalogueEntry | None:
         """The set that a single task relabels."""
@@ -217,9 +207,3 @@ def _numbered(location: Location, name: SetName, options: ConvertOptions) -> lis
         hint = f"the first that is missing is {missing[0]}" if missing else f"it has the files 0 to {FILES - 1}"
         raise ObjectNotFoundError(message, hint=f"{hint}; --shards takes some of them")
     return [(wanted[item.name], item) for item in sorted(found, key=lambda item: item.name)]
-
-
-def _validation(entry: CatalogueEntry) -> CatalogueEntry:
-    """The entry of the validation set that belongs to one of training."""
-    tenth = {key: value // _VALIDATION for key in ("steps", "episodes") if (value := getattr(entry, key)) is not None}
-    return replace(entry, id=f"{entry.id}-val", bytes=None, approximate=True, **tenth)
