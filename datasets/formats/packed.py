@@ -14,6 +14,7 @@ import struct
 import zipfile
 from collections.abc import Iterable, Iterator
 from gzip import BadGzipFile
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,15 +57,16 @@ def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
     from isal import igzip, igzip_lib
 
     damaged: Any = igzip_lib.IsalError
-    source = io.BufferedReader(StreamFile(chunks), _PIECE)
-    head = source.peek(8)[:8]
+    pieces, head = iter(chunks), b""
+    while len(head) < len(_MAGIC) and (piece := next(pieces, b"")):
+        head += piece
     if not head.startswith(_MAGIC):
-        held = "it holds an unpacked .npy file" if head.startswith(b"\x93N") else f"it begins with {head!r}"
+        held = "it holds an unpacked .npy file" if head.startswith(b"\x93N") else f"it begins with {head[:8]!r}"
         raise CorruptSourceError(
             f"{name} is {f'not gzip although named so: {held}' if head else 'empty'}", hint=_DAMAGED
         )
     try:
-        with igzip.IGzipFile(fileobj=source) as file:
+        with igzip.IGzipFile(fileobj=StreamFile(chain([head], pieces))) as file:
             while piece := file.read(_PIECE):
                 yield piece
     except (BadGzipFile, damaged) as error:
