@@ -116,7 +116,8 @@ def estimate_expected(
         parts=parts,
         part_names=expected.part_names,
         notes=expected.notes,
-        estimated=True,
+        estimated=not expected.counted,
+        fetched=expected.counted and any("://" in item.url for item in reader.files()),
     )
 
 
@@ -137,6 +138,6 @@ def expect_rows(reader: Reader, steps: int, episodes: int = 0, ratio: float = _G
             leaf = reader.schema[column.key]
             plain = codec_of(leaf).fixed_rows
             large += column.row_bytes if plain else ratio * column.row_bytes + codec_of(leaf).index_bytes
-    lasting = sum(leaf.row_bytes for leaf in reader.schema.steps if leaf.name not in reader.bulk)
+    lasting = sum(leaf.row_bytes for leaf in reader.schema.steps if leaf.name not in reader.bulk and leaf.constant != 0)
     lasting += int(large) * (2 if reader.options.layout == "ted" else 1)
     return Expectation(0, steps, episodes, steps * lasting, ["recording"])

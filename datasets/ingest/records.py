@@ -78,7 +78,7 @@ class PartSpec:
 @dataclass(frozen=True)
 class Expectation:
     """A guess, before units are read, of the bytes to be fetched and those that the dataset will take, and ``notes`` that
-    are known already."""
+    are known already. ``counted``: steps and episodes are known."""
 
     fetch_bytes: int
     steps: int
@@ -86,6 +86,7 @@ class Expectation:
     disk_bytes: int
     part_names: Sequence[str]
     notes: Sequence[str] = ()
+    counted: bool = False
 
 
 # -- notes ---------------------------------------------------------------------------------------------------------------
