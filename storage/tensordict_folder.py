@@ -66,7 +66,8 @@ def _check_tensor(folder: Path, key: str, entry: Mapping[str, Any]) -> None:
     """Raise DamagedDatasetError for a file that is missing or too short: torch would make one, or make it longer."""
     import torch
 
-    shape, dtype = entry.get("shape"), getattr(torch, str(entry.get("dtype")).removeprefix("torch."), None)
+    shape: Any = entry.get("shape")
+    dtype = getattr(torch, str(entry.get("dtype")).removeprefix("torch."), None)
     is_shape = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not is_shape or not isinstance(dtype, torch.dtype):
         raise DamagedDatasetError(f"{folder / 'meta.json'}: {key} has dtype {entry.get('dtype')!r}, shape {shape!r}")

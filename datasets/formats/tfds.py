@@ -26,7 +26,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from math import isnan, prod
 from pathlib import Path
@@ -106,8 +106,12 @@ def _split(dataset: str, record: Mapping[str, Any]) -> Split:
     for number in range(len(lengths)):
         values = {**stated, "SHARD_INDEX": f"{number:05d}", "SHARD_X_OF_Y": f"{number:05d}-of-{count}"}
         template = str(record.get("filepathTemplate") or _TEMPLATE)
-        files.append(re.sub(r"{(\w+)}", lambda match, values=values: values.get(match[1], match[0]), template))
+        files.append(re.sub(r"{(\w+)}", partial(_value_of, values), template))
     return Split(name, files, lengths)
+
+
+def _value_of(values: dict[str, str], match: re.Match[str]) -> str:
+    return values.get(match[1], match[0])
 
 
 # -- features.json -----------------------------------------------------------------------------------------------------

@@ -55,8 +55,10 @@ _NEXT: dict[str, str | None] = {
     "done": None,
 }
 #: Leaves ``[*batch, 1]`` that become ``[*batch]``.
-_NUMBERS = ("rewards", "terminals", "truncations", "next_original_reward")
-_NUMBERS += ("is_first", "step", "return_to_go", "discount")
+_NUMBERS = {
+    *("rewards", "terminals", "truncations", "next_original_reward"),
+    *("is_first", "step", "return_to_go", "discount"),
+}
 
 
 def choose_output(

@@ -360,10 +360,3 @@ def test_atomic_write_is_never_seen_half_done(tmp_path):
     stop.set()
     watcher.join()
     assert seen and all(seen)
-
-
-def test_a_path_that_is_no_unicode_is_written_so_that_it_can_be_read(tmp_path):
-    manifest = example()
-    manifest.provenance = {"url": "/mirror\udcff/x"}
-    write_manifest(tmp_path, manifest)
-    assert read_manifest(tmp_path).provenance == {"url": "/mirror?/x"}

@@ -74,7 +74,7 @@ class LazyMemmapStorage(LazyTensorStorage):
     # -- counters, in a file -----------------------------------------------------------------------------------------
 
     @property
-    def filled(self) -> int:  # type: ignore[override]
+    def filled(self) -> int:
         return int(self._counts[0])
 
     @filled.setter
