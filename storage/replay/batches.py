@@ -163,8 +163,9 @@ class Batches:
         if not by_leaf and not options.around.names:
             return None
         if self._reader is None or self._reader.leaves is not leaves:
-            to_tensordict = self.transforms.chain or options.collate is not None or options.goals is not None
-            output = None if to_tensordict else options.output
+            by_user = options.goals is not None and options.goals.by_user
+            changed = self.transforms.chain or options.collate is not None or by_user
+            output = None if changed else options.output  # what is changed has its form made afterwards
             self._reader = Reader(storage, options.around, options.with_info, options.goals, output)
         return self._reader
 

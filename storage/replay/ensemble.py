@@ -57,6 +57,9 @@ class ReplayBufferEnsemble(Saved):
             kinds = ", ".join(type(one).__name__ for one in buffers if not isinstance(one, ReplayBuffer))
             hint = "give the members of an ensemble: *ensemble.buffers" if "Ensemble" in kinds else None
             raise UsageError(f"an ensemble needs buffers, by position, not {kinds or 'none'}", hint=hint)
+        if any(buffer._batches.options.output is not None for buffer in buffers):
+            message = "an ensemble puts TensorDicts together: load its members without output and form"
+            raise UsageError(message, hint="rbdata.load([...], weights=[...]) mixes datasets in any form")
         if sample_from_all and (p is not None or num_buffer_sampled is not None):
             raise UsageError("sample_from_all draws every member once: leave out p and num_buffer_sampled")
         self.buffers, self.batch_size = buffers, None if batch_size is None else check_batch_size(batch_size)

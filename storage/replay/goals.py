@@ -151,9 +151,14 @@ class Relabeling:
         for name, mixture in self._mixtures.items():
             at.kept(name, partial(mixture.draw, at, draw.sizes, len(self._dataset), turn))
 
+    @property
+    def by_user(self) -> bool:
+        """Whether a function of the user's makes the rewards."""
+        return self.goals.reward_fn is not None
+
     def relabel(self, batch: Any) -> Any:
         """The batch with the rewards of ``reward_fn``, if there is one. Raises SchemaError."""
-        if self.goals.reward_fn is None:
+        if not self.by_user:
             return batch
         if not isinstance(batch, TensorDictBase):
             raise SchemaError(f"goals are put into TensorDicts, not into a {type(batch).__name__}")

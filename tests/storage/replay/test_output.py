@@ -238,6 +238,8 @@ def test_records_keep_their_own_form(root: Path) -> None:
         next(iter(DataLoader(buffer, batch_size=4)))
     with pytest.raises(UsageError, match="include_info"):
         buffer.sample(include_info=False)
+    with pytest.raises(UsageError, match="ensemble"):
+        rbdata.ReplayBufferEnsemble(loaded(root, "steps"), buffer)
     batch, info = buffer.sample(return_info=True)
     assert np.array_equal(batch["index"], info["index"])
 
