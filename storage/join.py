@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -22,12 +22,13 @@ import numpy as np
 from ..errors import DamagedDatasetError, RbdataError
 from .checksums import cut_file, join_ranges, place_cells, write_table
 from .codecs import PLAIN, codec_of
-from .durable import open_replacement, sync_files, write_atomically
+from .durable import open_replacement, sync_files, sync_folder, write_atomically
 from .episodes import EpisodeTable
 from .folder import DatasetPlace
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, parse_manifest, write_manifest
 from .meta import write_meta
+from .threads import map_in_threads
 from .work import JOIN
 
 #: Bytes that are joined before they are synced and their files are removed: they need this much disk twice.
@@ -104,9 +105,25 @@ def begin_join(
         ]
         for name, some in pieces.items()
     }
+    paths = {folder / path for some in sources.values() for path, _, _ in some}
+    _sync_sources({path for path in paths if path.is_relative_to(folder)})
     sync_files(folder, manifest.files.keys() - sources.keys())
     write_manifest(folder, manifest, _MANIFEST)
     write_atomically(folder / JOIN, json.dumps(sources).encode())
+
+
+def _sync_sources(paths: Collection[Path]) -> None:
+    """Make the files of parts and their names durable: from now on nothing else has their rows. Many at a time: the disk joins
+    what it has to write for them."""
+
+    def sync(path: Path) -> None:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    list(map_in_threads(sync, sorted(paths), 8, "rbdata-sync"))
+    parts = {path.parent for path in paths}
+    for folder in sorted(parts | {part.parent for part in parts}):
+        sync_folder(folder)
 
 
 def _join(kept: Sequence[Any], cuts: Sequence[list[list[Any]]]) -> list[list[list[Any]]]:

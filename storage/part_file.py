@@ -16,7 +16,6 @@ from ..errors import SchemaError
 from .checksums import Cells, crc32c
 from .codecs import codec_of
 from .codecs.codec import Encode
-from .durable import close_durably, write_durably
 from .leaf import Leaf
 
 #: Bytes that are written at once.
@@ -66,10 +65,11 @@ class RowsFile:
         return {"rows": self.rows, "length": length, "cells": cells}
 
     def finish(self) -> None:
-        """Make the files durable (their names need `sync_folder`)."""
-        close_durably(self._file)
+        """Close the files. They are not synced: what a power cut damages is noticed by its checksum, and made again; the join
+        syncs all of them before it relies on them (`storage.join`)."""
+        self._file.close()
         if self._lengths:
-            write_durably(lengths_path(self._stem), np.concatenate(self._lengths).astype("<i8").data)
+            lengths_path(self._stem).write_bytes(np.concatenate(self._lengths).astype("<i8").data)
 
     def sum_lengths(self, rows: int) -> str:
         """crc32c of the lengths of the first rows; "" where rows are of one length."""

@@ -115,8 +115,13 @@ def command_of(folder: Path) -> str:
 
 def write_sealed(path: Path, content: Any) -> None:
     """Write JSON with its checksum, atomically and durably."""
+    write_atomically(path, sealed(content))
+
+
+def sealed(content: Any) -> bytes:
+    """JSON with its checksum."""
     data = json.dumps(content).encode()
-    write_atomically(path, f"{crc32c(data)} ".encode() + data)
+    return f"{crc32c(data)} ".encode() + data
 
 
 def read_sealed(path: Path) -> Any:

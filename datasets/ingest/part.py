@@ -23,11 +23,10 @@ import numpy as np
 
 from ...errors import CorruptSourceError, RbdataError, SchemaError
 from ...storage.codecs import codec_of
-from ...storage.durable import sync_folder
 from ...storage.leaf import Leaf
 from ...storage.part_file import RowsFile, encoder_of
 from ...storage.schema import Schema
-from ...storage.work import PART_RECORD, PARTS, read_sealed, write_sealed
+from ...storage.work import PART_RECORD, PARTS, read_sealed, sealed
 from ..workers.task import OnBlock
 from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, Rows, RowsSink, StoredRows, final_states, lazy
 from .dictionary import dictionary_mark, dictionary_path, store_dictionaries, trained_leaves
@@ -201,7 +200,7 @@ class PartWriter:
         return {"sections": sections, "about": dict(self._about), "goes_on": mark}
 
     def finish(self) -> dict[str, Any]:
-        """Make everything durable under the part's name; returns the record."""
+        """Close everything, and give it the part's name; returns the record."""
         self._train()
         return self._keep(self._record(None))
 
@@ -228,11 +227,10 @@ class PartWriter:
             "leaves": [leaf.to_json() for leaf in self.schema],
             **marked,
         }
-        write_sealed(self._path / PART_RECORD, record)
+        (self._path / PART_RECORD).write_bytes(sealed(record))
         if self._target.exists():
             shutil.rmtree(self._target)
         self._path.rename(self._target)
-        sync_folder(self._target.parent)
         return record
 
     def abandon(self) -> None:
