@@ -115,10 +115,11 @@ class OgbenchReader(EpisodeReader):
                 here = rewards[first:last]
                 if task is not None:
                     needed = {key: _read(columns[f"info/{key}"]) for key in task.keys}
-                    here, columns["masks"] = task.rewards(needed, raw.name)
+                    here, masks = task.rewards(needed, raw.name)
+                    columns["masks"] = masks
                     columns |= {f"info/{key}": values for key, values in needed.items()}
                     raw.counts["relabelled_steps"] += last - first
-                    raw.counts["steps_at_the_goal"] += int((columns["masks"] == 0).sum())
+                    raw.counts["steps_at_the_goal"] += int((masks == 0).sum())
                 elif "rewards" not in heads:
                     raw.counts["steps_without_reward"] += last - first
                 states = {"observation": state_rows(columns.pop("observation"))}
