@@ -58,25 +58,23 @@ class ColumnSource:
     def read(self, files: MinariFiles, found: Survey, index: int, low: int, high: int, name: str) -> np.ndarray:
         """Rows ``low..high-1`` in one episode; zeros beyond what there is. Raises CorruptSourceError."""
         column, episode = self.column, found.episodes[index]
-        rows = np.zeros((high - low, *column.shape), column.dtype)
         every = found.states if column.per == "state" else found.steps
         there = int((every if self.rows is None else self.rows)[index])
         if self.mask:
-            rows[:] = there >= 0
-            return rows
+            return np.full((high - low, *column.shape), there >= 0)
         # Rows of an info that belong to steps: that of the reset comes before them.
         skip = max(0, there - int(found.steps[index])) if column.per == "step" else 0
-        high = min(high, there - skip)
-        if high <= low:
-            return rows
-        values = files.read(episode, self.path, low + skip, high + skip)
-        where = f"{name}: {column.key} of episode {episode}"
-        if self.kind == "jpeg":
-            values = decode_jpegs([bytes(value) for value in values], column.shape, where)
-        elif self.kind == "text":
-            values = text_rows(values, column.shape[0], where)
-        rows[: high - low] = cast_rows(np.asarray(values).reshape(high - low, *column.shape), column.dtype, where, low)
-        return rows
+        stop = max(low, min(high, there - skip))
+        rows = np.zeros((0, *column.shape), column.dtype)
+        if stop > low:
+            values = files.read(episode, self.path, low + skip, stop + skip)
+            where = f"{name}: {column.key} of episode {episode}"
+            if self.kind == "jpeg":
+                values = decode_jpegs([bytes(value) for value in values], column.shape, where)
+            elif self.kind == "text":
+                values = text_rows(values, column.shape[0], where)
+            rows = cast_rows(np.asarray(values).reshape(stop - low, *column.shape), column.dtype, where, low)
+        return rows if stop == high else np.concatenate([rows, np.zeros((high - stop, *column.shape), column.dtype)])
 
 
 @dataclass
