@@ -84,7 +84,9 @@ def test_a_changed_file_is_not_answered_with_the_command_that_was_typed(said, mo
     )
     words = ("preprocess", "my/frames", "--fn", "fn.py:half", "--dest", "my/half", "--procs", "1")
     with monkeypatch.context() as patched:
-        patched.setattr("rbdata.preprocess.run._begin_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(
+            "rbdata.datasets.ingest.pipeline.begin_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         assert command_line(list(words)) == 130
     Path("fn.py").write_text("def half(td):\n    return td.set('observation', td['observation'] / 3)\n")
     told = said(*words)
