@@ -237,7 +237,6 @@ def test_devices_that_are_not_there(root, device, monkeypatch):
     for make in (
         lambda: rbdata.load(ID, root=root, batch_size=4, device=device),
         lambda: rbdata.ReplayBuffer(storage=rbdata.ListStorage(4), device=device),
-        lambda: rbdata.ReplayBufferEnsemble(rbdata.load(ID, root=root), device=device),
         lambda: rbdata.LazyTensorStorage(4, device=device),
         lambda: rbdata.ListStorage(4, device=device),
     ):

@@ -6,9 +6,7 @@ batch [3, 4]                                4 records of member 1 | 4 of member 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 import numpy as np
@@ -18,10 +16,9 @@ from tensordict import LazyStackedTensorDict, TensorDict, is_tensor_collection
 from ...errors import ReadOnlyError, SamplingError, UsageError
 from ..keywords import whole_number
 from .batches import stack_records
-from .buffer import ReplayBuffer, check_batch_size, check_prefetch
+from .buffer import ReplayBuffer, check_batch_size
 from .chain import Transforms
-from .devices import check_device, to_device
-from .order import Order, Place, drawing_for
+from .order import Order, drawing_for
 from .saved import Saved
 from .timeline import as_key
 
@@ -32,8 +29,7 @@ class ReplayBufferEnsemble(Saved):
     - ``p``: the probability of each member to be drawn, of any sum; equal by default. ``num_buffer_sampled``: k, by default
       the number of members. ``sample_from_all``: every member once.
     - ``transform``, ``collate_fn`` (of a list of batches), ``batch_size``, ``seed`` or ``generator`` as in `ReplayBuffer`;
-      those of the members apply to their parts first. ``prefetch``: batches made ahead, one after another, in a thread.
-    - ``device``: where batches are put.
+      those of the members apply to their parts first. Members prefetch, and put batches on a device, as they do alone.
 
     ``batch["index"]`` has ``buffer_ids`` and ``index``, both ``[k, batch_size / k]``: the member and the row of each record,
     which `update_priority` takes. Nothing can be written: write to the members, ``ensemble.buffers``.
@@ -50,8 +46,6 @@ class ReplayBufferEnsemble(Saved):
         num_buffer_sampled: int | None = None,
         generator: torch.Generator | None = None,
         seed: int | None = None,
-        prefetch: int | None = None,
-        device: Any = None,
     ) -> None:
         if not buffers or not all(isinstance(buffer, ReplayBuffer) for buffer in buffers):
             kinds = ", ".join(type(one).__name__ for one in buffers if not isinstance(one, ReplayBuffer))
@@ -72,10 +66,6 @@ class ReplayBufferEnsemble(Saved):
         )
         self.num_buffer_sampled, self.collate_fn, self.transform = count, collate_fn, Transforms.of(transform)
         self._order = Order.of(seed, generator)
-        self._prefetch = check_prefetch(prefetch, self.batch_size)
-        self._device = None if device is None else check_device(device)
-        self._jobs: deque[Future[Any]] = deque()
-        self._thread: ThreadPoolExecutor | None = None
 
     def _probabilities(self, p: Any) -> np.ndarray:
         found = np.asarray(p, np.float64).reshape(-1)
@@ -90,19 +80,8 @@ class ReplayBufferEnsemble(Saved):
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
-        if not self._prefetch or size != self.batch_size:
-            self._forget()
-            batch, info = self._made(size)
-        else:
-            self._thread = self._thread or ThreadPoolExecutor(1, "rbdata-ensemble")
-            while len(self._jobs) <= self._prefetch:
-                self._jobs.append(self._thread.submit(self._noted, size))
-            _, (batch, info) = self._jobs.popleft().result()
+        batch, info = self._made(size)
         return (batch, info) if return_info else batch
-
-    def _noted(self, size: int) -> tuple[list[Place], Any]:
-        """The places before a batch, and the batch."""
-        return self._places(), self._made(size)
 
     def _made(self, size: int) -> tuple[Any, TensorDict]:
         chosen = self._chosen()
@@ -124,7 +103,7 @@ class ReplayBufferEnsemble(Saved):
                 batch = batch.copy() if batch.is_locked else batch
                 for key, value in info.items():
                     batch.set(key, value.clone())
-        return to_device(batch, self._device, False), info
+        return batch, info
 
     def _chosen(self) -> list[int]:
         """The members that the next batch is drawn from."""
@@ -175,13 +154,11 @@ class ReplayBufferEnsemble(Saved):
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
         """Add a transform at the end; returns the ensemble."""
-        self._forget()
         self.transform.append(transform, invert=invert)
         return self
 
     def set_seed(self, seed: int) -> None:
         """Start the sequence of batches that a seed determines, of the members as well."""
-        self._forget()
         self._order = Order.of(seed, None)
         for number, buffer in enumerate(self.buffers):
             buffer.set_seed((seed + 1 + number) % (1 << 62))
@@ -216,25 +193,12 @@ class ReplayBufferEnsemble(Saved):
 
     # -- saving ------------------------------------------------------------------------------------------------------
 
-    def _places(self) -> list[Place]:
-        return [self._order.place, *(buffer._batches.order.place for buffer in self.buffers)]
-
-    def _forget(self) -> None:
-        """Drop what was prefetched: places go back to those before it."""
-        jobs = [job.result() for job in self._jobs]
-        self._jobs.clear()
-        if jobs:
-            for order, place in zip([self._order, *(buffer._batches.order for buffer in self.buffers)], jobs[0][0]):
-                order.place = place
-
     def state_dict(self) -> dict[str, Any]:
-        self._forget()
         members = [buffer.state_dict() for buffer in self.buffers]
         return {"order": self._order.state_dict(), "_transforms": self.transform.state_dict(), "members": members}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UsageError for the state of an ensemble with other members."""
-        self._forget()
         from .checkpoint import loading
 
         with loading(self):
@@ -244,10 +208,6 @@ class ReplayBufferEnsemble(Saved):
             self._order.load_state_dict(state["order"])
             for buffer, own in zip(self.buffers, state["members"]):
                 buffer.load_state_dict(own)
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._forget()
-        return {**self.__dict__, "_thread": None}
 
     def __repr__(self) -> str:
         return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"

@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, NotADatasetError, UsageError
+from rbdata.storage.checksums import crc32c
 from rbdata.storage.computed_rows import ConstantRows
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import EpisodeTable
@@ -473,7 +474,9 @@ def huge_dataset(folder: Path, steps: int, episodes: int, shape: tuple[int, ...]
     schema = Schema(
         (Leaf("observation", "state", "uint8", shape, codec), Leaf("action", "step", "int64", ()), *ted_flags())
     )
-    files = table.write(folder)
+    files = {
+        name: [[(folder / name).stat().st_size, crc32c((folder / name).read_bytes())]] for name in table.write(folder)
+    }
     manifest = Manifest("my/huge", schema, steps, episodes, {"name": "test"})
     for leaf in schema:
         path = folder.joinpath(*leaf.key[:-1], leaf.key[-1] + ".memmap")

@@ -122,18 +122,6 @@ def test_members_rows_and_priorities(kind):
         assert float(priorities(buffers[value // 100])[value % 100]) == value + 5
 
 
-def test_prefetching_members_changes_nothing():
-    def make(**options) -> ReplayBufferEnsemble:
-        return ReplayBufferEnsemble(*members(10, 20), batch_size=8, seed=3, **options)
-
-    plain, ahead = make(), make(prefetch=2)
-    assert all(equal(plain.sample(), ahead.sample()) for _ in range(30))
-    with pytest.raises(UsageError, match="batch_size"):
-        ReplayBufferEnsemble(*members(10), prefetch=2)
-    for buffer in ahead.buffers:
-        buffer.close()
-
-
 def test_what_samplers_say_is_in_the_batch():
     """Also that of plain members, as in TorchRL; and in the info."""
     buffer = ReplayBuffer(storage=LazyTensorStorage(20), sampler=SliceSampler(slice_len=5))
