@@ -39,7 +39,8 @@ def resolve_choice(choice: str, *, plain: bool = False) -> str:
     """
     name, colon, level = str(choice).partition(":")
     if name not in choices():
-        raise UsageError(f"codec is {', '.join(choices())} or zstd:LEVEL, not {choice!r}")
+        message = f"codec is {', '.join(choices())} or zstd:LEVEL, not {choice!r}"
+        raise UsageError(message, hint="such as --codec zstd:9")
     levels = LEVELS.get(name, range(0))
     if colon and not (level.isdecimal() and int(level) in levels):
         has = f"levels {levels[0]} to {levels[-1]}" if levels else "no levels"
