@@ -524,7 +524,8 @@ def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None)
     named, full = text.strip("/"), ""
     with suppress(DatasetNotFoundError, UsageError):
         full = catalogue.resolve(text)[0]
-    for name in filter(None, dict.fromkeys((named, full))):
+    # A bare name of a dataset that its source does not list is looked for below every source.
+    for name in filter(None, dict.fromkeys((named, full, *(f"{one}/{named}" for one in catalogue.source_names())))):
         if objects := _objects(location, name):
             last = f"{name}/meta.json"
             files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path == last, path))

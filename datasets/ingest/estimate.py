@@ -140,4 +140,4 @@ def expect_rows(reader: Reader, steps: int, episodes: int = 0, ratio: float = _G
             large += column.row_bytes if plain else ratio * column.row_bytes + codec_of(leaf).index_bytes
     lasting = sum(leaf.row_bytes for leaf in reader.schema.steps if leaf.name not in reader.bulk and leaf.constant != 0)
     lasting += int(large) * (2 if reader.options.layout == "ted" else 1)
-    return Expectation(0, steps, episodes, steps * lasting, ["recording"])
+    return Expectation(0, steps, episodes, steps * lasting + episodes * _EPISODE, ["recording"])
