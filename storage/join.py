@@ -105,8 +105,8 @@ def begin_join(
         ]
         for name, some in pieces.items()
     }
-    paths = {folder / path for some in sources.values() for path, _, _ in some}
-    _sync_sources({path for path in paths if path.is_relative_to(folder)})
+    own = (one.path for some in pieces.values() for one in some if one.length and folder in one.path.parents)
+    _sync_sources({*own})
     sync_files(folder, manifest.files.keys() - sources.keys())
     write_manifest(folder, manifest, _MANIFEST)
     write_atomically(folder / JOIN, json.dumps(sources).encode())
