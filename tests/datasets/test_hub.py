@@ -35,7 +35,7 @@ from rbdata.storage.manifest import read_manifest
 
 URL = "hf://datasets/me/x"
 ID = "gymnasium/CartPole-v1"
-QUICK = FetchOptions(attempts=2, backoff=0.01, connect_timeout=2.0)
+QUICK = FetchOptions(attempts=2, backoff=0.01)
 
 
 @pytest.fixture

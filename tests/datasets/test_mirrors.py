@@ -39,7 +39,7 @@ from servers import GcsServer, gcs_server, http_server
 
 HERE = DATA
 ID = "atari/Breakout/1"
-QUICK = FetchOptions(attempts=2, backoff=0.01, connect_timeout=2.0)
+QUICK = FetchOptions(attempts=2, backoff=0.01)
 
 
 @pytest.fixture(scope="module")

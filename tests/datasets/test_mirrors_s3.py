@@ -19,7 +19,7 @@ from rbdata.errors import (
 from s3_server import S3Server, s3_server
 
 NAME = "$store$_reward_ckpt.0.gz"
-QUICK = FetchOptions(attempts=2, backoff=0.01, connect_timeout=2.0)
+QUICK = FetchOptions(attempts=2, backoff=0.01)
 
 
 @pytest.fixture(scope="module")

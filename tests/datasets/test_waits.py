@@ -150,7 +150,7 @@ print(download(Request("gymnasium/CartPole-v1", root=__import__("pathlib").Path(
                        wait=True)).action)
 """
     started = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) for _ in range(6)]
-    ended = [process.communicate(timeout=120) for process in started]
+    ended = [process.communicate(timeout=600) for process in started]
     said = sorted(out.strip() for out, _ in ended)
     assert said == ["complete"] * 5 + ["written"], ended
 

@@ -174,7 +174,7 @@ def data_parallel(words, count):
         )
         for rank in range(count)
     ]
-    printed = "".join(process.communicate(timeout=120)[0] for process in running)
+    printed = "".join(process.communicate(timeout=600)[0] for process in running)
     assert [process.returncode for process in running] == [0] * count
     return printed
 

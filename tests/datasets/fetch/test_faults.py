@@ -39,9 +39,9 @@ from servers import (
 )
 
 DATA = random.Random(2).randbytes(2 * 1024 * 1024 + 777)
-QUICK = FetchOptions(attempts=4, backoff=0.0, connect_timeout=5.0, silence_timeout=20.0)
+QUICK = FetchOptions(attempts=4, backoff=0.0)
 # Only where the server does fall silent: a busy machine is silent for a moment too.
-SILENCE = 0.5
+SILENCE = 2.0
 
 
 @pytest.fixture
@@ -134,11 +134,11 @@ class TestWhatPasses:
     def test_silence_is_a_broken_connection(self, remote: Remote) -> None:
         obj = remote.stat()
         impatient = open_location(remote.location.url, options=replace(QUICK, silence_timeout=SILENCE))
-        remote.faults.stall(after=200_000)
+        remote.faults.stall(after=200_000, seconds=600)  # longer than it would be waited for
         heard: list[Retry] = []
         began = time.monotonic()
         assert b"".join(stream(impatient, obj, on_retry=heard.append)) == DATA
-        assert SILENCE * 0.8 < time.monotonic() - began < QUICK.silence_timeout
+        assert time.monotonic() - began > SILENCE * 0.8
         assert "timed out" in str(heard[0].error)
 
     @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])

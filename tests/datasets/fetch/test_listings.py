@@ -14,7 +14,7 @@ import pytest
 from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.errors import TransientFetchError
 
-QUICK = FetchOptions(attempts=1, backoff=0.0, connect_timeout=5.0, silence_timeout=20.0)
+QUICK = FetchOptions(attempts=1, backoff=0.0)
 URLS = ["gs://lab/run", "hf://lab/run", "s3://lab/run"]
 
 

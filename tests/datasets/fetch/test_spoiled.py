@@ -19,7 +19,7 @@ from s3_server import s3_server
 from servers import gcs_server, http_server
 
 DATA = random.Random(4).randbytes(150_000)
-QUICK = FetchOptions(attempts=2, backoff=0.0, connect_timeout=2.0, silence_timeout=0.3)
+QUICK = FetchOptions(attempts=2, backoff=0.0)
 #: Other bytes than those stored, which only a checksum shows.
 UNSEEN = {"flip"}
 

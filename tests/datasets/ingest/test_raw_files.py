@@ -23,7 +23,7 @@ from rbdata.errors import CorruptSourceError, FetchError, ForbiddenError
 from rbdata.storage.manifest import read_manifest
 from servers import http_server
 
-QUICK = FetchOptions(attempts=2, backoff=0.0, silence_timeout=5.0)
+QUICK = FetchOptions(attempts=2, backoff=0.0)
 NAME = "d4rl/hopper-medium-v2"
 
 

@@ -49,7 +49,7 @@ for options in OPTIONS:
     with rbdata.load({str(folder)!r}, batch_size=6, seed=11, **options) as buffer:
         print(fingerprint(buffer))
 """
-    there = python(code).communicate(timeout=120)[0].split()
+    there = python(code).communicate(timeout=600)[0].split()
     here = []
     for options in OPTIONS:
         with rbdata.load(folder, batch_size=6, seed=11, **options) as buffer:

@@ -486,7 +486,7 @@ def test_memory_is_a_few_blocks_whatever_the_file(tmp_path: Path) -> None:
             [sys.executable, "-c", textwrap.dedent(PEAK), str(folder), str(folder / "root")],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert run.returncode == 0, run.stderr
         peaks.append(int(run.stdout) / 1024)

@@ -27,7 +27,7 @@ from rbdata.storage.integrity import verify
 
 HERE = DATA
 BUCKET = "atari-replay-datasets"
-IMPATIENT = FetchOptions(attempts=1, backoff=0.0, connect_timeout=2.0)
+IMPATIENT = FetchOptions(attempts=1, backoff=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from rbdata.storage.dataset import Dataset
 from servers import http_server
 
 NAME, FILE = "hopper-medium-replay-v2", "hopper_medium_replay-v2.hdf5"
-QUICK = FetchOptions(attempts=3, backoff=0.01, silence_timeout=2)
+QUICK = FetchOptions(attempts=3, backoff=0.01)
 
 
 @pytest.fixture

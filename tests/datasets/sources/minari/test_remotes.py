@@ -27,8 +27,8 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from servers import closed_port, gcs_server, http_server
 
-FAST = FetchOptions(attempts=3, backoff=0.01, backoff_cap=0.02, silence_timeout=2.0)
-ONCE = FetchOptions(attempts=1, backoff=0.01, silence_timeout=2.0)
+FAST = FetchOptions(attempts=3, backoff=0.01, backoff_cap=0.02)
+ONCE = FetchOptions(attempts=1, backoff=0.01)
 DATASETS = ["cartpole/random-v0", "cartpole/arrow-v0"]
 
 
@@ -157,10 +157,10 @@ def test_what_passes_is_tried_again(tmp_path, server, expected, fault):
     if fault == "cut":
         server.faults.cut(after=70_000, reset=True)
     elif fault == "stall":
-        server.faults.stall(after=70_000, seconds=20)
+        server.faults.stall(after=70_000, seconds=600)
     else:
         server.faults.answer(503, times=2, folders=True)
-    fetch = FetchOptions(attempts=4, backoff=0.01, backoff_cap=0.02, silence_timeout=0.4)
+    fetch = FetchOptions(attempts=4, backoff=0.01, backoff_cap=0.02, silence_timeout=3.0)
     compare(get(tmp_path, "minari/cartpole/random-v0", fetch=fetch), expected["cartpole/random-v0"])
 
 

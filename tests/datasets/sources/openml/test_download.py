@@ -32,7 +32,7 @@ from rbdata.errors import (
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import check_invariants, verify
 
-QUICK = FetchOptions(attempts=3, backoff=0.01, silence_timeout=2)
+QUICK = FetchOptions(attempts=3, backoff=0.01)
 
 
 @pytest.fixture(scope="module")
