@@ -14,7 +14,7 @@ help:
 	@echo "make docs    the site, in build/docs (open build/docs/index.html); warnings are errors"
 	@echo "make wheel   source archive and wheel, checked, and the demo from the wheel in an environment of its own"
 	@echo "make bench   the benchmarks at a size that takes a few minutes"
-	@echo "make campaign  kills and damaged inputs for an hour (SCALE=0.1: minutes)"
+	@echo "make campaign  more examples of property tests, then kills and damaged inputs for an hour (SCALE=0.1: minutes)"
 	@echo "make strict  the public types in pyright's strict mode"
 	@echo "make oldest  the tests on the oldest versions of all packages, over the built wheel"
 
@@ -54,13 +54,14 @@ strict: $(STAMP)
 # Tests write tens of thousands of small files and sync them, which takes half of the time on a disk: they are in memory, where
 # there is enough. A process more than there are cores, as some tests wait for processes that they started. By file, as tests of
 # one module share fixtures; in order, as the longest files are not those with the most tests. The package is compiled for the
-# hundreds of processes that tests start. What other packages warn of is left out, so that a log fits on a few screens. ONLY
+# hundreds of processes that tests start, and pytest keeps the tests that it has compiled, of six seconds in each worker, whatever
+# the environment says of bytecode. What other packages warn of is left out, so that a log fits on a few screens. ONLY
 # chooses files or folders.
 ONLY ?=
 IN_MEMORY := $(shell test -w /dev/shm && df -Pm /dev/shm | awk 'NR == 2 && $$4 >= 6000 {print "yes"}')
 unit: $(STAMP)
 	@$(BIN)/python -m compileall -qq *.py cli datasets preprocess storage tests/support
-	@$(if $(IN_MEMORY),export TMPDIR=$$(mktemp -d /dev/shm/rb-XXXXXX); trap 'rm -rf $$TMPDIR' EXIT INT TERM;) \
+	@unset PYTHONDONTWRITEBYTECODE; $(if $(IN_MEMORY),export TMPDIR=$$(mktemp -d /dev/shm/rb-XXXXXX); trap 'rm -rf $$TMPDIR' EXIT INT TERM;) \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist loadfile --no-loadscope-reorder \
 	--disable-warnings $(ONLY)
 
@@ -91,7 +92,9 @@ bench: $(STAMP)
 SCALE ?= 1
 SEED ?= 0
 
+# Property tests look at four times as many examples as in `test`.
 campaign: $(STAMP)
+	RBDATA_TEST_EFFORT=4 OMP_NUM_THREADS=1 $(BIN)/pytest -m hypothesis --disable-warnings
 	$(BIN)/python benchmarks/campaign/kills.py --rounds $$($(BIN)/python -c 'print(round(300 * $(SCALE)))') --seed $(SEED)
 	$(BIN)/python benchmarks/campaign/inputs.py --rounds $$($(BIN)/python -c 'print(round(3000 * $(SCALE)))') --seed $(SEED)
 

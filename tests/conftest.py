@@ -7,6 +7,7 @@ import multiprocessing
 import os
 
 import pytest
+from effort import examples
 from hypothesis import settings
 from rbdata.cli.console import out
 
@@ -19,7 +20,8 @@ def pytest_collection_finish():
     gc.enable()
 
 
-settings.register_profile("no deadline", deadline=None)  # machines are shared: no test may depend on speed
+# Machines are shared: no test may depend on speed.
+settings.register_profile("no deadline", deadline=None, max_examples=examples(100))
 settings.load_profile("no deadline")
 
 # A process by "forkserver" gets its work as a spawned one does, and need not import torch again, whoever starts the server.

@@ -24,6 +24,7 @@ import pytest
 import rbdata
 import servers
 from atari_truth import assert_holds, fed_truth, file_truth, save_array, save_black, write_run
+from effort import EFFORT
 from rbdata.datasets import acquire
 from rbdata.datasets.acquire import download
 from rbdata.datasets.convert import convert
@@ -50,7 +51,7 @@ from servers import closed_port, faulty_gcs, gcs_server, http_server
 
 RUN = "dqn/Qbert/2/replay_logs"
 FRAMES_1 = "$store$_observation_ckpt.1.gz"
-IMPATIENT = FetchOptions(attempts=2, backoff=0.01, silence_timeout=5)
+IMPATIENT = FetchOptions(attempts=2, backoff=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -414,7 +415,7 @@ def test_random_damage(original, tmp_path):
     chance = random.Random(7)
     top, _ = original
     kinds = ["observation", "action", "reward", "terminal", "add_count"]
-    for number in range(40 * int(os.environ.get("RBDATA_TEST_EFFORT", "1"))):
+    for number in range(40 * EFFORT):
         folder = Path(shutil.copytree(top, tmp_path / f"{number}")) / RUN
         path = next(folder.glob(f"*{chance.choice(kinds)}_ckpt.{chance.randrange(3)}.gz"))
         data = bytearray(path.read_bytes())

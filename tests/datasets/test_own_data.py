@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
@@ -645,7 +646,7 @@ def assert_episodes(dataset: Any, wanted: list[dict[str, Any]]) -> None:
             assert steps["next", flag][:, 0].tolist() == [False] * (len(steps) - 1) + [one[flag]]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.booleans())
 def test_episodes_are_stored_as_they_come(lengths: list[int], frames: bool) -> None:
     made = episodes(lengths, frames)

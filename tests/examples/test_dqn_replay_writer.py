@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import record_atari
 from dqn_replay_writer import PAD, UNWRITTEN, DQNReplayWriter, invalid_range
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import DATA
@@ -264,7 +265,7 @@ def test_episodes(tmp_path):
     assert DQNReplayWriter(tmp_path, 20).episodes() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     capacity=st.integers(8, 40),
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=12),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.preprocess.chunks import chunk_size, cut, cut_sections, split, view_episodes
@@ -11,7 +12,7 @@ from storage_tools import make_episodes, table
 
 
 class TestChunks:
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 40), st.integers(1, 8), st.booleans())
     def test_cover_everything_once(self, lengths, batch, times, whole):
         episodes = view_episodes(table(make_episodes(lengths)), None, None)
@@ -33,7 +34,7 @@ class TestChunks:
                 else:
                     assert stop - start <= batch
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=examples(30), deadline=None)
     @given(
         st.lists(st.integers(1, 30), min_size=1, max_size=40),
         st.integers(1, 40),

@@ -8,6 +8,7 @@ import numpy as np
 import preprocess_tools as tools
 import pytest
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
@@ -163,7 +164,7 @@ def test_functions_of_the_user_run_in_another_process(tmp_path, by_value, monkey
     assert Dataset(preprocess(request).path)["process"].unique().tolist() == [os.getpid()]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=12),
     layout=st.sampled_from(["flat", "raw", "zstd", "ted"]),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import UsageError
@@ -78,7 +79,7 @@ def test_extra_leaves_in_slices_and_n_step(made):
     assert not torch.equal(ahead["discount"], torch.ones(300, 1))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=9), draws=st.lists(st.integers(0, 10**6), max_size=20))
 def test_any_order_of_reads_gives_the_same_returns(tmp_path_factory, lengths, draws):
     episodes = make_episodes(lengths)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, RbdataError
@@ -158,7 +159,7 @@ def data_of(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_same_bytes_for_any_parts_order_threads_and_interruptions(layout, data, truth, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:

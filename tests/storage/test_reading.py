@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError, NotADatasetError, UsageError
@@ -97,7 +98,7 @@ def oracle(episodes: list[Episode], layout: str, step: int, offsets: range, pad:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_windows(layout, data, tmp_path_factory):
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6), label="lengths")

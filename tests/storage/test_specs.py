@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from effort import examples
 from gymnasium import spaces
 from gymnasium_envs import Everything
 from hypothesis import given, settings
@@ -89,7 +90,7 @@ def test_spaces_that_say_less():
     assert gymnasium_space(box, "action", no_count) == spaces.Box(-np.inf, np.inf, (3,))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(space=ANY_SPACE)
 def test_values_of_any_space_are_in_its_spec(space):
     record = json.loads(json.dumps(space_json(space)))

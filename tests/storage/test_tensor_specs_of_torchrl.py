@@ -6,6 +6,7 @@ import numpy as np
 import rbdata
 import torch
 import torchrl.data
+from effort import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -50,7 +51,7 @@ def both(described):
     return make(described, rbdata), make(described, torchrl.data)
 
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=examples(60), deadline=None)
 
 
 @FEW
@@ -125,7 +126,7 @@ CHANGES = {
 }
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(described=arguments(), change=st.sampled_from(list(CHANGES)))
 def test_changes(described, change):
     ours, theirs = both(described)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.errors import RbdataError, UsageError
@@ -76,7 +77,7 @@ def episodes_of(dataset: rbdata.Dataset, numbers: Any) -> TensorDict:
 NUMBERS = st.lists(st.integers(0, EPISODES - 1), min_size=1, max_size=10)
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=NUMBERS, second=NUMBERS, seed=st.integers(0, 99))
 def test_episodes_of_several_datasets(pair, first, second, seed):
     """Any episodes in any order, joined, selected from again: by block, row and window as their own datasets give them."""
@@ -131,7 +132,7 @@ def test_windows_that_all_cross_an_edge(pair):
         assert torch.equal(windows["action"][row][mask], actions[row : row + int(mask.sum())])
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(low=st.integers(0, 20), count=st.integers(1, 40), by=st.integers(1, 3))
 def test_steps(pair, low, count, by):
     """Steps that follow each other are an episode; one whose episode goes on is truncated there and counts as cut."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.datasets.formats.arff import ArffTable, Attribute
@@ -109,7 +110,7 @@ def quoted(value: str, mark: str) -> str:
     return f"{mark}{body}{mark}"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.data())
 def test_whatever_is_written_comes_back(data):
     """Names, values and rows of any text; every value quoted in a way drawn, plain where it may be."""

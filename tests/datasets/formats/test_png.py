@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -26,7 +27,7 @@ def decode(*data: bytes) -> np.ndarray:
     return out
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(pictures, filter_rows, st.integers(1, 4), st.booleans())
 def test_all_filters_as_pillow_reads_them(image: np.ndarray, filters: list[int], pieces: int, text: bool) -> None:
     data = png(image, tuple(filters), pieces=pieces, extra=chunk(b"tEXt", b"a\0b") if text else b"")
@@ -103,7 +104,7 @@ def test_an_unknown_filter_is_refused() -> None:
     assert caught.value.index == 2
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, len(GOOD) - 1), st.integers(1, 255))
 def test_damage_never_passes(at: int, flip: int) -> None:
     damaged = bytearray(GOOD)

@@ -6,12 +6,13 @@ import contextlib
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.datasets.formats.tfrecord import WireError, parse_example
 from rlu_writer import blobs, block, example, floats, ints, varint
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=examples(60), deadline=None)
 numbers = st.integers(-(1 << 63), (1 << 64) - 1)
 unknown = st.sampled_from(
     [

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.datasets.formats.tfds import (
@@ -26,7 +27,7 @@ from rbdata.errors import CorruptSourceError
 from rlds_tools import FIXTURES, image, sequence, several, steps, tensor, text
 from rlu_writer import blobs, block, example, floats, framed, ints
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=examples(40), deadline=None)
 
 
 def test_what_the_writers_own_files_say():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.datasets.formats.tfrecord import read_records
@@ -17,7 +18,7 @@ def records(data: bytes, cut: int = 1 << 20) -> list[bytes]:
     return [bytes(record.payload) for record in read_records(pieces, "some/file")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.binary(max_size=300), max_size=6), st.integers(1, 70))
 def test_records_come_out_whatever_the_pieces(payloads: list[bytes], cut: int) -> None:
     assert records(b"".join(map(framed, payloads)), cut) == payloads

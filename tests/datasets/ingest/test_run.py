@@ -20,6 +20,7 @@ import psutil
 import pytest
 from atari_truth import assert_holds, fed_truth, write_run
 from contents import content
+from effort import EFFORT
 from faulty_proxy import Fault, faulty_proxy
 from rbdata.datasets.acquire import download
 from rbdata.datasets.convert import convert
@@ -185,8 +186,7 @@ def test_killed_at_every_touch_of_the_disk(options, small_mirror, tmp_path):
     reference = content(download(request(top, tmp_path / "whole", options=options)).path)
     touches = count_touches(request(top, tmp_path / "count", options=options))
     assert touches > 40
-    effort = int(os.environ.get("RBDATA_TEST_EFFORT", "1"))
-    for at in sorted(random.Random(str(options)).sample(range(touches), min(touches, 25 * effort))):
+    for at in sorted(random.Random(str(options)).sample(range(touches), min(touches, 25 * EFFORT))):
         root = tmp_path / f"{at}"
         wanted = request(top, root, options=options)
         assert in_child(wanted, at)[0] == "killed"
@@ -222,9 +222,8 @@ def test_replacement_is_killed(small_mirror, tmp_path):
     after = content(download(request(top, tmp_path / "new", options=new)).path)
     shutil.copytree(tmp_path / "old", tmp_path / "count")
     touches = count_touches(request(top, tmp_path / "count", options=new, force=True))
-    effort = int(os.environ.get("RBDATA_TEST_EFFORT", "1"))
-    last = range(touches - 28, touches, 1 if effort > 1 else 3)
-    for at in {*last, *random.Random(5).sample(range(touches), min(touches, 4 * effort))}:
+    last = range(touches - 28, touches, 1 if EFFORT > 1 else 3)
+    for at in {*last, *random.Random(5).sample(range(touches), min(touches, 4 * EFFORT))}:
         root = tmp_path / f"{at}"
         shutil.copytree(tmp_path / "old", root)
         assert in_child(request(top, root, options=new, force=True), at)[0] == "killed"

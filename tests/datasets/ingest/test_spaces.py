@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from effort import examples
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ from space_strategies import ANY_SPACE
 from text_rows import text_of
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(space=ANY_SPACE, base=st.sampled_from(["observation", "action"]))
 def test_any_space_gives_leaves_that_hold_its_values(space, base):
     record = space_json(space)
@@ -50,7 +51,7 @@ def test_any_space_gives_leaves_that_hold_its_values(space, base):
             assert leaf.shape or base == "action"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(space=ANY_SPACE)
 def test_minaris_own_form_means_the_same(space):
     stated = json.dumps(serialize_space(space, to_string=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import examples
 from function_tools import LENGTHS, check_refused, fit, traits_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from rbdata.preprocess.functions import filter_episodes
 from ted_tools import episode, episodes
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(lengths=LENGTHS, low=st.floats(0, 1), high=st.floats(0, 1))
 def test_filter_by_quantile(lengths, low, high):
     low, high = sorted([low, high])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from function_tools import GAMMA, check_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from rbdata.storage.replay import MultiStep
 from ted_tools import arrays, episode, ted_problems
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     length=st.integers(1, 40), n=st.integers(1, 60), gamma=GAMMA, outcome=st.sampled_from(["terminated", "truncated"])
 )

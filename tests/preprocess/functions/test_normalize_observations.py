@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from function_tools import LENGTHS, check_refused, fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from ted_tools import episode, episodes, ted_problems
 from tensordict import TensorDict
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     lengths=LENGTHS,
     cuts=st.lists(st.integers(1, 200), max_size=5),

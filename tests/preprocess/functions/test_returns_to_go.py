@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from function_tools import GAMMA, check_refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from rbdata.preprocess.functions.rewards import discounted
 from ted_tools import episode, ted_problems
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(length=st.integers(1, 300), gamma=GAMMA)
 def test_returns_to_go(length, gamma):
     td = episode(length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from effort import examples
 from function_tools import GAMMA, check_refused, fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from rbdata.preprocess.functions import subsample
 from ted_tools import arrays, episode, episodes, ted_problems
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     length=st.integers(1, 40),
     every=st.integers(1, 45),

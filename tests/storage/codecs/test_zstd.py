@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from codec_tools import KINDS, encode, make_rows, train_dictionary
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import DamagedDatasetError
 from rbdata.storage.codecs.zstd import HELD_OUT, MIN_SAMPLES, RowDecoder, RowEncoder, ZstdCodec
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     count=st.integers(1, 200),
     row_bytes=st.one_of(st.integers(1, 40), st.integers(1, 9000)),
@@ -30,7 +31,7 @@ def test_round_trip(count, row_bytes, kind, with_dictionary, threads, seed):
     assert np.array_equal(decoded, rows[order])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(rows=st.lists(st.binary(min_size=5, max_size=5), min_size=1, max_size=80))
 def test_round_trip_of_any_content(rows):
     array = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, 5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.errors import SamplingError, UsageError
@@ -101,7 +102,7 @@ def test_every_combination(made, size, layout, k, n, slices):
         check(batch, truth, k=k, n=n, gamma=0.9, ends=ends)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
     k=st.one_of(st.none(), st.integers(1, 6)),

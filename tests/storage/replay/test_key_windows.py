@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata.errors import RbdataError, UnknownKeyError, UsageError
@@ -57,7 +58,7 @@ def expected(dataset: rbdata.Dataset, step: int, key: str, offset: int, padding:
 OFFSETS = st.tuples(st.integers(-6, 6), st.integers(0, 6)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     windows=st.dictionaries(
         st.sampled_from(["observation", "next/observation", "action", "next/reward"]), OFFSETS, min_size=1

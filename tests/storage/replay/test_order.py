@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rbdata import LazyMemmapStorage, LazyTensorStorage, RandomCropTensorDict, TensorDictReplayBuffer
@@ -106,7 +107,7 @@ WORKERS = st.sampled_from([None, 0, 1, 3])
 PREFETCH = st.sampled_from([0, 1, 4])
 
 
-@settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(24), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     kind=st.sampled_from(list(KINDS)),
     share=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
@@ -128,7 +129,7 @@ def test_loaders_and_checkpoints(kind, share, stop, before, after):
         running.close()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     workers=st.lists(st.sampled_from([None, 0, 1, 3]), min_size=1, max_size=3),
     size=st.integers(1, 40),

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.storage.replay import (
@@ -29,7 +30,7 @@ def make(kind: str, size: int, tmp_path, **more):
 
 
 @pytest.mark.parametrize("make", [LazyTensorStorage, LazyMemmapStorage])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     capacity=st.integers(2, 20),
     width=st.integers(1, 3),

@@ -7,6 +7,7 @@ import logging
 import pytest
 import rbdata.errors
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_tools import equal, priorities, rollout
@@ -34,7 +35,7 @@ def contents(buffer) -> TensorDict:
     return buffer[:]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(capacity=st.integers(1, 12), sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5))
 def test_rings_hold_the_same(capacity, sizes):
     buffers = both(lambda lib: lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(capacity), batch_size=1))
@@ -44,7 +45,7 @@ def test_rings_hold_the_same(capacity, sizes):
     fill(buffers, rollout([1]))  # at the same row
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(capacity=st.integers(4, 30), width=st.integers(1, 3), sizes=st.lists(st.integers(1, 12), min_size=1, max_size=4))
 def test_rings_of_two_dimensions_hold_the_same(capacity, width, sizes):
     make = lambda lib: lib.ReplayBuffer(storage=lib.LazyTensorStorage(capacity, ndim=2), batch_size=1)  # noqa: E731
@@ -156,7 +157,7 @@ def test_plain_buffers_give_flags_in_the_info_only():
         assert bool((info["next", "done"] | ~info["next", "truncated"]).all())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     n=st.integers(1, 6),
@@ -174,7 +175,7 @@ def test_multi_step(lengths, n, gamma, envs):
         assert left.get(key).dtype == right.get(key).dtype, key
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), ids=st.booleans(), envs=st.integers(1, 2))
 def test_split_trajectories(lengths, ids, envs):
     from torchrl.collectors.utils import split_trajectories

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from atari_truth import assert_holds, fed_truth, file_truth, write_run
+from effort import examples
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from paths import DATA
@@ -27,10 +27,8 @@ from rbdata.storage.integrity import check_invariants
 REAL = DATA / "atari"
 
 
-def examples(count: int) -> settings:
-    """RBDATA_TEST_EFFORT=20 looks twenty times as long."""
-    count *= int(os.environ.get("RBDATA_TEST_EFFORT", "1"))
-    return settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck))
+def looked_at(count: int) -> settings:
+    return settings(max_examples=examples(count), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def converted(folder: Path, root: Path, **options) -> Dataset:
@@ -71,7 +69,7 @@ def check(folder: Path, root: Path, expected: truth.Truth, **options) -> None:
     assert check_invariants(dataset.path, dataset.manifest) == []
 
 
-@examples(30)
+@looked_at(60)
 @given(runs(), st.sampled_from(["truncate", "zero"]))
 def test_whole_runs(run, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -82,7 +80,7 @@ def test_whole_runs(run, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next)
 
 
-@examples(30)
+@looked_at(60)
 @given(runs(), st.data(), st.sampled_from(["truncate", "zero"]))
 def test_chosen_and_missing_shards(run, data, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -100,7 +98,7 @@ def test_chosen_and_missing_shards(run, data, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next, parts=tuple(chosen))
 
 
-@examples(20)
+@looked_at(40)
 @given(runs(), st.data(), st.integers(2, 12))
 def test_both_truths_agree(run, data, time_limit):
     """The oracles check each other: one knows what was played, the other only the files."""
@@ -120,7 +118,7 @@ def test_both_truths_agree(run, data, time_limit):
             assert_same(truth.pictures(mine.frames), truth.pictures(its.frames, Path(name)))
 
 
-@examples(20)
+@looked_at(40)
 @given(runs(), st.integers(2, 30), st.sampled_from(["truncate", "zero"]))
 def test_any_time_limit(run, time_limit, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -130,7 +128,7 @@ def test_any_time_limit(run, time_limit, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next, time_limit=time_limit)
 
 
-@examples(16)
+@looked_at(32)
 @given(runs(), st.sampled_from([{"codec": "zstd"}, {"codec": "auto", "layout": "ted"}]), st.data())
 def test_every_codec_and_layout(run, options, data):
     with tempfile.TemporaryDirectory() as name:
@@ -152,7 +150,7 @@ def test_only_step_in_the_last_row_of_a_file(tmp_path, capacity, options):
     check(tmp_path / "raw", tmp_path / "root", fed_truth(writer, [1], unknown_next="zero"), **options)
 
 
-@examples(12)
+@looked_at(24)
 @given(runs(), st.sampled_from(["raw", "zstd"]))
 def test_frame_stacks(run, codec):
     """``read(before=3)`` is what the agent saw."""
@@ -167,7 +165,7 @@ def test_frame_stacks(run, codec):
         assert window["mask"].sum(1).tolist() == [min(4, index + 1) for index in lengths]
 
 
-@examples(12)
+@looked_at(24)
 @given(runs(), st.sets(st.integers(0, 120), max_size=20))
 def test_black_frames_are_frames(run, black):
     """Real rows that look exactly like padding, anywhere."""

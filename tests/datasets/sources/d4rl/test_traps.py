@@ -13,6 +13,7 @@ import pytest
 import rbdata
 import torch
 from d4rl_truth import assert_holds, checked, expected, make, to_dataset, write
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import DATA
@@ -50,7 +51,7 @@ def test_real_files_value_for_value(name, by, tmp_path):
     assert dataset.manifest.counts["rows"] - dataset.manifest.counts["given_up_steps"] == len(dataset)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
     ends=st.lists(st.sampled_from(["terminal", "timeout", "terminal timeout", "none"]), min_size=6, max_size=6),

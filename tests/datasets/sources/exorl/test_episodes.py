@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import rbdata
+from effort import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from paths import DATA
@@ -82,7 +83,7 @@ def archives(draw):
     return truth, dict(draw(st.permutations(sorted({**members, **others}.items()))))
 
 
-@settings(max_examples=8, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(archives())
 def test_archives_of_any_shape(made):
     truth, members = made

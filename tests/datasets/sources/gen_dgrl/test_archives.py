@@ -10,6 +10,7 @@ import gen_dgrl_truth
 import numpy as np
 import pytest
 import rbdata
+from effort import examples
 from gen_dgrl_truth import assert_holds, episode, expected, packed, write, write_files
 from hypothesis import HealthCheck, given
 from hypothesis import settings as rules
@@ -56,7 +57,7 @@ def test_the_transitions_that_were_meant(game, tmp_path):
     done=st.booleans(),
     packed_tar=st.booleans(),
 )
-@rules(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@rules(max_examples=examples(10), suppress_health_check=[HealthCheck.too_slow])
 def test_an_independent_reader_agrees(
     tmp_path_factory, steps, kind, protocol, frames, actions, dones, flat, done, packed_tar
 ):

@@ -16,6 +16,7 @@ import pytest
 import rbdata
 import torch
 from contents import content
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from paths import SUPPORT
@@ -97,7 +98,7 @@ def test_several_environments_lose_and_invent_nothing(tmp_path, name, steps):
     replay(record(tmp_path, name, steps=steps, num_envs=3, seed=5), name, 3, 5)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     count=st.integers(1, 4),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import HealthCheck, given
 from hypothesis import settings as rules
 from hypothesis import strategies as st
@@ -60,7 +61,7 @@ def test_the_transitions_that_were_meant(name, tmp_path):
     has_info=st.booleans(),
     extra=st.booleans(),
 )
-@rules(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@rules(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_an_independent_reader_agrees(
     tmp_path_factory, lengths, shape, dtype, action, action_dtype, flags, flagged, packed, has_info, extra
 ):

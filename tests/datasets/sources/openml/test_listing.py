@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openml_server import API, error, openml_server
@@ -20,7 +21,7 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from servers import closed_port
 
-QUICK = FetchOptions(attempts=2, backoff=0.01, silence_timeout=2)
+QUICK = FetchOptions(attempts=2, backoff=0.01)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def tables(draw):
     return names, kinds, rows
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(table=tables())
 def test_any_table_as_scikit_learn_writes_and_reads_it(table, tmp_path_factory):
     liac = pytest.importorskip("sklearn.externals._arff")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -97,7 +98,7 @@ def _value(rng, dtype, shape, encoding):
     return rng.integers(max(int(info.min), -(1 << 63)), high, shape, kind, endpoint=True)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=datasets(), shards=st.integers(1, 3))
 def test_whatever_is_written_is_read(tmp_path, made, shards):
     features, episodes, expected, kinds, ragged, fixed = made

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import rbdata
+from effort import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from paths import DATA
@@ -131,7 +132,7 @@ def truth_of(made) -> Truth:
     return truth
 
 
-@settings(max_examples=8, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(logs().filter(lambda made: truth_of(made).episodes))
 def test_logs_of_any_shape(made):
     with TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import rbdata
+from effort import examples
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from paths import DATA
@@ -92,7 +93,7 @@ def truth_of_npz(files):
     return truth, heights
 
 
-@settings(max_examples=8, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(npz_episodes())
 def test_npz_episodes_of_any_shape(files):
     with TemporaryDirectory() as folder:
@@ -157,7 +158,7 @@ def _end(truth, arrays, rows, end):
     truth.add(arrays["observation"][rows], arrays["action"][rows[1:]], arrays["reward"][rows[1:]], end)
 
 
-@settings(max_examples=8, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
 @given(shards().filter(lambda made: truth_of_shards(made).episodes))
 def test_shards_of_any_shape(made):
     with TemporaryDirectory() as folder:

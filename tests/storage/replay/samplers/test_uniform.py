@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rbdata
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import SamplingError, UsageError
@@ -50,7 +51,7 @@ def test_random_is_uniform(folder):
     assert chi_square(counts, torch.full((153,), 512 * 100 / 153)) < 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     size=st.integers(1, 60),
     batch=st.integers(1, 60),
@@ -187,7 +188,7 @@ def test_arguments_assigned_in_use():
     assert torch.cat([batch["a"] for batch in buffer]).tolist() == list(range(60))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     size=st.integers(1, 60),
     before=st.integers(1, 4),
