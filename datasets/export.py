@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..errors import DatasetExistsError, DiskError, MissingExtraError, RbdataError, UsageError
+from ..errors import DatasetExistsError, DiskError, RbdataError, UsageError
 from ..storage import plugins
 from ..storage.dataset import Dataset, read_columns
 from ..storage.durable import is_full
@@ -355,12 +355,10 @@ def _check_successors(work: _Export) -> None:
 
 def _write_minari(work: _Export, part: Path, target: Path) -> None:
     """Episodes in Minari's HDF5 layout, written by Minari itself; frames as they are, not as JPEG."""
-    try:
-        import minari
-        from minari.data_collector.episode_buffer import EpisodeBuffer
-        from minari.dataset.minari_storage import MinariStorage
-    except ImportError as error:
-        raise MissingExtraError("export to minari needs minari", hint="pip install 'rbdata[minari]'") from error
+    import minari
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
     if not re.fullmatch(r"[\w-]+-v\d+", target.name):
         message = f"{target.name} is not a name that Minari takes"
         raise UsageError(message, hint=f"its names end with a version: {target.with_name(target.name + '-v0')}")

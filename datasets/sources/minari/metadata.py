@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError, MissingExtraError, UsageError, reason
+from ....errors import CorruptSourceError, UsageError, reason
 from ...ingest.spaces import Json, space_json
 
 FORMATS = ("hdf5", "arrow", "parquet")
@@ -81,11 +81,9 @@ def _parse(text: str | bytes, where: str) -> Any:
 
 
 def _space(stated: Any, where: str) -> Json:
-    """A space as Minari writes it, as JSON of ours. Raises MissingExtraError without Minari."""
-    try:
-        from minari.serialization import deserialize_space
-    except ImportError as error:
-        raise MissingExtraError(f"{where} is read by Minari", hint="pip install 'rbdata[minari]'") from error
+    """A space as Minari writes it, as JSON of ours."""
+    from minari.serialization import deserialize_space
+
     record = _parse(stated, where) if isinstance(stated, (str, bytes)) else stated
     kind = str(record.get("type"))[:40] if isinstance(record, dict) else "space"
     if kind not in deserialize_space.registry and kind != "space":
