@@ -16,7 +16,7 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -36,14 +36,14 @@ class Base:
     episodes: (start, stop) of every complete one.
     """
 
-    def __init__(self, game: str, steps: int, seed: int = 0) -> None:
-        folder = CACHE / "base" / f"{game}-{steps}-{seed}"
+    def __init__(self, game: str, steps: int, seed: int = 0, player: Callable[..., Iterator[Step]] = play) -> None:
+        folder = CACHE / "base" / f"{game}-{steps}-{seed}{'' if player is play else '-' + player.__name__}"
         if not (folder / "columns.npz").exists():  # written last: without it the recording was interrupted
             print(f"recording {steps:,} steps of {game} into {folder}", flush=True)
             folder.mkdir(parents=True, exist_ok=True)
             frames = np.lib.format.open_memmap(folder / "frames.npy", "w+", np.uint8, (steps, *FRAME))
             actions, rewards, terminals = np.zeros(steps, np.int32), np.zeros(steps, np.float32), np.zeros(steps, bool)
-            for row, (frame, action, reward, terminal) in enumerate(play(game, steps, seed)):
+            for row, (frame, action, reward, terminal) in enumerate(player(game, steps, seed)):
                 frames[row], actions[row], rewards[row], terminals[row] = frame, action, reward, terminal
             frames.flush()
             np.savez(folder / "columns.npz", action=actions, reward=rewards, terminal=terminals)
