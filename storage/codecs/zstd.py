@@ -23,6 +23,8 @@ from ..memory_map import VERIFY
 from .codec import Encode
 from .compressed import CompressedCodec, Decode
 
+#: Level 5 makes frames a tenth smaller and a conversion 1.4 to 1.5 times as long (`benchmarks/levels.py`). Manifests do not
+#: state this default, and a repair from raw data must make the same bytes: with another one, ``zstd`` there must still mean 3.
 LEVEL = 3
 #: With fewer rows per thread, a second thread costs more than it saves.
 ROWS_PER_THREAD = 64
