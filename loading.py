@@ -97,7 +97,7 @@ def load(
     - ``windows``: for each key the offsets of the first and the last row around a step, as in
       ``{"observation": (-1, 0), "action": (0, 15)}``; such a leaf is ``[batch_size, rows, ...]``, and nothing else is read.
       ``padding`` fills rows outside the episode ("repeat": with its nearest row, or "zero"); ``batch["mask", key]`` is False
-      there. See docs/windows.md.
+      there. See docs/training.md.
     - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
       "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
     - ``normalize``: a key or keys, such as "observation": ``(x - mean) / (std + eps)`` of these leaves and their successors,

@@ -2,7 +2,7 @@
 
     python benchmarks/minari_package.py                # two minutes
 
-The figures are in docs/sources/minari.md: they are why rbdata has spaces from the package, and values from the libraries
+Figures are in docs/performance.md: they are why rbdata has spaces from the package, and values from the libraries
 below it.
 """
 

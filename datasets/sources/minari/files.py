@@ -12,7 +12,7 @@ JPEG bytes, in HDF5 of variable length, or uint8 ``[n, bytes]`` where all happen
 in lists of one size. An Arrow file holds any number of record batches, each episode any number of files: all are read.
 
 Values are read by h5py and pyarrow, not by Minari's storages: those read whole episodes, and one record batch of each
-(docs/sources/minari.md has figures). Links out of a file, and shapes that its bytes cannot hold, are refused.
+(docs/performance.md has figures). Links out of a file, and shapes that its bytes cannot hold, are refused.
 """
 
 from __future__ import annotations
