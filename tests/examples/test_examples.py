@@ -14,6 +14,7 @@ import pytest
 import torch
 from openml_server import openml_server
 from paths import DATA
+from processes import start_forked
 from servers import http_server
 
 EXAMPLES = DATA.parents[1] / "examples"
@@ -144,7 +145,7 @@ def test_processes_draw_disjoint_shares_and_the_next_run_goes_on(tmp_path):
     with http_server(tmp_path) as server:
         url = f"{server.url}/gymnasium/CartPole-v1"
         words = ["--dataset", url, "--shuffle", "blocks", "--root", tmp_path / "here", "--state", state]
-        printed = data_parallel([*words, "--updates", "4", "--batch-size", "50"], 2)
+        printed = data_parallel(tmp_path, [*words, "--updates", "4", "--batch-size", "50"], 2)
         fetched = [path for path, span in server.faults.gets() if span and path.endswith(".memmap")]
     assert len(fetched) == len(set(fetched)) > 5
     assert "first pass: 400 steps drawn, 0 of them twice" in printed
@@ -159,23 +160,21 @@ def test_processes_draw_disjoint_shares_and_the_next_run_goes_on(tmp_path):
     assert (seen == 1).all()
 
 
-def data_parallel(words, count):
+def data_parallel(folder, words, count):
     """What the processes of a run print."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    code = f"import runpy; runpy.run_path({str(EXAMPLES / 'data_parallel.py')!r}, run_name='__main__')"
+    outputs = [folder / f"printed-{rank}" for rank in range(count)]
     running = [
-        subprocess.Popen(
-            [sys.executable, EXAMPLES / "data_parallel.py", *words],
-            env={**shared, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
+        start_forked(code, *map(str, words), output=outputs[rank], RANK=str(rank), **shared) for rank in range(count)
     ]
-    printed = "".join(process.communicate(timeout=600)[0] for process in running)
-    assert [process.returncode for process in running] == [0] * count
+    for process in running:
+        process.join(600)
+    printed = "".join(output.read_text() for output in outputs)
+    assert [process.exitcode for process in running] == [0] * count
     return printed
 
 

@@ -9,6 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,19 +25,26 @@ def run_forked(code: str, *arguments: str) -> int:
 
     For code that needs a process of its own, and a fresh interpreter would not show more.
     """
-    context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=_execute, args=(code, arguments, dict(os.environ)))
-    process.start()
+    process = start_forked(code, *arguments)
     process.join(600)
     assert process.exitcode is not None
     return process.exitcode
 
 
-def _execute(code: str, arguments: Sequence[str], variables: dict[str, str]) -> None:
+def start_forked(code: str, *arguments: str, output: Path | None = None, **variables: str) -> ForkServerProcess:
+    """Start what `run_forked` runs, with more environment variables; what it prints is written to the file ``output``."""
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=_execute, args=(code, arguments, {**os.environ, **variables}, output))
+    process.start()
+    return process
+
+
+def _execute(code: str, arguments: Sequence[str], variables: dict[str, str], output: Path | None) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.argv[1:] = arguments
-    exec(code, {"__name__": "__main__"})
+    with output.open("w") if output else nullcontext(sys.stdout) as stdout, redirect_stdout(stdout):
+        exec(code, {"__name__": "__main__"})
 
 
 def start_interruptible(command: Sequence[str], **settings: Any) -> subprocess.Popen[str]:

@@ -135,8 +135,7 @@ def twice(batch):
     return batch.set("twice", batch["action"] * 2)
 
 
-@pytest.mark.parametrize("by", ["loader", "DataLoader"])
-@pytest.mark.parametrize("sampler", [RandomSampler, SamplerWithoutReplacement])
+@pytest.mark.parametrize("sampler, by", [(RandomSampler, "DataLoader"), (SamplerWithoutReplacement, "loader")])
 def test_every_iterator_of_a_loader_is_another_pass(folder, sampler, by):
     def passes(persistent=False):
         torch.manual_seed(0)
@@ -154,8 +153,7 @@ def test_every_iterator_of_a_loader_is_another_pass(folder, sampler, by):
     assert len({batch for epoch in passes(persistent=True) for batch in epoch}) == 18
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("prefetch", [None, 2])
+@pytest.mark.parametrize("persistent, prefetch", [(False, None), (True, 2)])
 def test_every_iterator_without_replacement_is_whole(folder, persistent, prefetch):
     sampler = SamplerWithoutReplacement()
     buffer = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=sampler, seed=5, prefetch=prefetch)
