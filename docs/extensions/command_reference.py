@@ -11,8 +11,15 @@ import click
 from rbdata.cli.group import COMMANDS, load
 
 
+#: Options of every command, which are shown once.
+EVERYWHERE = frozenset({"--json", "--quiet", "--debug", "--help"})
+
+
 def lines() -> Iterator[str]:
-    """A section for every command."""
+    """The options of every command, then a section for each."""
+    first: Any = load(next(iter(COMMANDS)))
+    yield from ("Every command has:", "")
+    yield from table(first, everywhere=True)
     for name in COMMANDS:
         yield from command_lines(name)
 
@@ -36,7 +43,14 @@ def describe(command: Any, title: str, heading: str) -> Iterator[str]:
         pieces = " ".join(command.collect_usage_pieces(context))
         yield from ("```text", f"{title} {pieces}", "```", "")
     yield from (inspect.cleandoc(command.help or "").replace("\b", ""), "")
-    rows = [record for param in command.get_params(context) if (record := record_of(param, context))]
+    yield from table(command)
+
+
+def table(command: Any, *, everywhere: bool = False) -> Iterator[str]:
+    """The arguments and options of a command, without those of every command, or these alone."""
+    context = click.Context(command, info_name=command.name)
+    params = [one for one in command.get_params(context) if EVERYWHERE.isdisjoint(one.opts) != everywhere]
+    rows = [record for param in params if (record := record_of(param, context))]
     if rows:
         yield from ("| | |", "| --- | --- |")
         for left, right in rows:
