@@ -10,7 +10,6 @@ from typing import Any
 import click
 from rbdata.cli.group import COMMANDS, load
 
-
 #: Options of every command, which are shown once.
 EVERYWHERE = frozenset({"--json", "--quiet", "--debug", "--help"})
 
