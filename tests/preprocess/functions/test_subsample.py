@@ -42,7 +42,7 @@ def test_every_kth_step(length, every, gamma, outcome):
 
 
 def test_a_fraction_of_the_episodes():
-    all_of_them = episodes([3 + number % 5 for number in range(200)])
+    all_of_them = episodes([3 + number % 5 for number in range(100)])
 
     def kept(fraction, seed=0, order=None):
         parts = all_of_them if order is None else [all_of_them[at] for at in order]
@@ -55,13 +55,13 @@ def test_a_fraction_of_the_episodes():
         assert statistics["kept"] == len(places)
         return {at if order is None else order[at] for at in places}
 
-    assert len(kept(0.1)) == 20
-    assert kept(0.1) < kept(0.3) < kept(1.0) == set(range(200))
+    assert len(kept(0.1)) == 10
+    assert kept(0.1) < kept(0.3) < kept(1.0) == set(range(100))
     assert kept(0.1) != kept(0.1, seed=1)
     assert len(kept(1e-6)) == 1
-    assert kept(0.3) == kept(0.3, order=np.random.default_rng(0).permutation(200).tolist())
+    assert kept(0.3) == kept(0.3, order=np.random.default_rng(0).permutation(100).tolist())
     # Any episode has the same chance: over many seeds each comes about as often.
-    times = np.zeros(200)
+    times = np.zeros(100)
     for seed in range(50):
         times[list(kept(0.5, seed))] += 1
     assert abs(times.mean() - 25) < 1e-9
