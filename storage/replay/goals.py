@@ -158,7 +158,7 @@ class Relabeling:
 
     def relabel(self, batch: Any) -> Any:
         """The batch with the rewards of ``reward_fn``, if there is one. Raises SchemaError."""
-        if not self.by_user:
+        if self.goals.reward_fn is None:
             return batch
         if not isinstance(batch, TensorDictBase):
             raise SchemaError(f"goals are put into TensorDicts, not into a {type(batch).__name__}")
