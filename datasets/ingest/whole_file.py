@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import ChecksumError
+from ...storage.checksums import hash_file
 from ..fetch import Location, RemoteObject, resolve
 from .reader import Reader
 from .records import ConvertOptions, RawObject
@@ -49,6 +51,15 @@ class WholeFileReader(Reader):
     def take_head(self, head: Any) -> None:
         """`Reader.seen` of what `read_head` returned."""
         raise NotImplementedError
+
+    def hash_whole(self, path: Path) -> str:
+        """The sha256 of the file. Raises ChecksumError for one that is not what the dataset to be replaced was made from.
+
+        For the heads of plug-ins, such as that of ``examples/source_plugin``.
+        """
+        self.sha256 = hash_file(path, hashlib.sha256(usedforsecurity=False)).hexdigest()
+        self.check_recorded()
+        return self.sha256
 
     def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:
         same = [entry.get("sha256") for entry in objects if entry.get("name") == self.item.name]
