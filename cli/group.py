@@ -178,7 +178,7 @@ def _common(
 def _complete(run: Callable[..., Any], common: Sequence[str], name: str = "") -> Callable[..., Any]:
     """A command's function with the options of all commands, and those of sources where it takes ``**source_options``."""
     own = parameters_of(run)
-    bundles = {one: parameters_of(kind.annotation) for one, kind in own.items() if is_dataclass(kind.annotation)}
+    bundles = {one: parameters_of(kind.annotation) for one, kind in own.items() if is_bundle(kind.annotation)}
     shown: dict[str, Parameter] = {}
     for one, parameter in own.items():
         if parameter.kind is not Parameter.VAR_KEYWORD:
@@ -200,6 +200,11 @@ def _complete(run: Callable[..., Any], common: Sequence[str], name: str = "") ->
     command.__signature__ = Signature(keywords)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in keywords}
     return command
+
+
+def is_bundle(annotation: Any) -> bool:
+    """Whether a parameter stands for several options: the fields of a dataclass."""
+    return isinstance(annotation, type) and is_dataclass(annotation)
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:

@@ -150,7 +150,8 @@ def test_dataset_without_steps(tmp_path):
         (tmp_path / leaf.memmap).touch()
     none = np.zeros(0, np.int64)
     table = EpisodeTable(none, none, none.astype(float), none.astype(np.uint8), none.astype(bool))
-    manifest = Manifest("my/empty", schema, 0, 0, {"name": "my"}, table.write(tmp_path))
+    table.write(tmp_path)
+    manifest = Manifest("my/empty", schema, 0, 0, {"name": "my"})
     page = make_html(tmp_path, manifest, overview(tmp_path, manifest, table), table)
     assert "Tensors" in page and "distributions" not in page and "Returns" not in page
 
