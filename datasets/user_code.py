@@ -132,6 +132,8 @@ def _make_importable(folder: Path) -> None:
 
 
 def _import(where: str, folder: Path, reference: str) -> ModuleType:
+    # Python compares size and seconds of a file with its bytecode: one that was just changed would run as it was before.
+    writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     try:
         if not where.endswith(".py"):
             return importlib.import_module(where)
@@ -158,6 +160,8 @@ def _import(where: str, folder: Path, reference: str) -> ModuleType:
             trace = trace.tb_next  # theirs, and nothing of ours
         detail = "".join(traceback.format_exception(type(error), error.with_traceback(trace), trace))
         raise FunctionError(message, hint="import it in Python to see more", detail=detail) from error
+    finally:
+        sys.dont_write_bytecode = writes
 
 
 def _suggestion(name: str, owner: Any) -> str:

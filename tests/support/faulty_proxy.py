@@ -48,7 +48,6 @@ NONSENSE = (
     b'[{"type": "file"}, {"type": "file", "path": 3, "size": "x"}, 3]',
     b'{"items": [{"name": "x", "size": "many", "generation": {}}]}',
     b'{"error": {"code": "372", "message": 5}}',
-    b"[" * 100_000,
     b"\xff\xfe\x00\x01",
     b"<html><body>Under maintenance</body></html>",
     b"<?xml version='1.0'?><ListBucketResult><Contents><Key>x</Key></Contents></ListBucketResult>",

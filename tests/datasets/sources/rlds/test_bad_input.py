@@ -103,9 +103,7 @@ def test_a_split_is_chosen(tmp_path):
     fails(folder, tmp_path / "2", UsageError, "several splits")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b'{"name": 1}', b'{"name": "x", "splits": [{}]}', b"[" * 100_000]
-)
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"name": 1}', b'{"name": "x", "splits": [{}]}'])
 @pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
 def test_descriptions_that_are_damaged(tmp_path, name, content):
     folder = write(tmp_path / "raw")
