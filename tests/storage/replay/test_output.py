@@ -16,6 +16,7 @@ import rbdata
 import torch
 from beside_jax import beside_jax
 from rbdata.errors import UsageError
+from rbdata.storage.replay.iterable import identity
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
@@ -295,7 +296,7 @@ def test_loaders(root: Path, way: str, workers: int) -> None:
     plain, buffer = loaded(root, way), loaded(root, way, output="numpy")
     for _, found in zip(range(3), buffer.as_iterable().loader(num_workers=workers)):
         same(found, plain.sample())
-    own = DataLoader(buffer.as_iterable(), batch_size=None, collate_fn=lambda batch: batch, num_workers=workers)
+    own = DataLoader(buffer.as_iterable(), batch_size=None, collate_fn=identity, num_workers=workers)
     assert all(type(leaf) is np.ndarray for leaf in leaves(next(iter(own))).values())
 
 
