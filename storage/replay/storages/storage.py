@@ -139,6 +139,8 @@ class Storage(Saved):
             count, first, last, end = rows.stop - rows.start, rows.start, rows.stop - 1, rows.stop
             consecutive = True
         else:
+            if not len(rows):
+                return
             count, first, last, end = len(rows), int(rows[0]), int(rows[-1]), int(rows.max()) + 1
             consecutive = count == 1 or bool((rows.diff() % self.capacity == 1).all())
         if set_cursor or end > before:  # else records were changed in place
