@@ -113,7 +113,8 @@ class DatasetStorage(Storage):
     def state_dict(self) -> dict[str, Any]:
         """The name of the dataset; its data stay where they are."""
         manifest = self.source.manifest
-        return {"id": self.source.id, "steps": self.filled, "episodes": manifest.episodes, "content": manifest.content}
+        steps = len(self.dataset)
+        return {"id": self.source.id, "steps": steps, "episodes": manifest.episodes, "content": manifest.content}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UsageError for the state of another dataset."""

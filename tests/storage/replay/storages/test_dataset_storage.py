@@ -7,9 +7,11 @@ import pytest
 import rbdata
 from rbdata.errors import ReadOnlyError, UsageError
 from rbdata.storage.replay import (
+    DatasetStorage,
     ImmutableDatasetWriter,
     TensorDictReplayBuffer,
 )
+from rbdata.storage.replay.storages.episode_storage import EpisodeStorage
 from storage_tools import contents, make_episodes, write_dataset
 
 
@@ -33,6 +35,13 @@ def test_a_state_is_of_these_data(tmp_path):
         other.load_state_dict(state)
     with pytest.raises(UsageError, match="a my/x with other contents"):
         other.loads(tmp_path / "state")
+
+
+def test_a_state_counts_steps_also_where_records_are_episodes(tmp_path):
+    folder = write_dataset(tmp_path, make_episodes([5, 9]))
+    state = EpisodeStorage(folder).state_dict()
+    assert (state["steps"], state["episodes"]) == (14, 2)
+    DatasetStorage(folder).load_state_dict(state)
 
 
 def test_a_dataset_is_not_written(tmp_path):
