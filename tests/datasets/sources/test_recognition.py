@@ -131,6 +131,9 @@ def test_features_called_image_are_not_frames_of_vd4rl(tmp_path: Path) -> None:
         ("vd4rl/vd4rl/main/cheetah_run/medium/84px", "vd4rl"),
         ("gen_dgrl/1M/expert/chaser.tar.xz", "gen_dgrl"),
         ("rl_unplugged/atari_episodes_ordered/Breakout", "atari"),
+        ("exorl/walker/rnd.zip", "exorl"),
+        ("ogbench/puzzle-3x3-play-v0-val.npz", "ogbench"),
+        ("frozen/raw/table/t.arff", "openml"),
     ],
 )
 def test_what_a_provider_writes(path: str, source: str) -> None:

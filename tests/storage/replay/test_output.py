@@ -294,9 +294,11 @@ def test_a_state_is_that_of_a_buffer_of_tensordicts(root: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loaders(root: Path, way: str, workers: int) -> None:
     plain, buffer = loaded(root, way), loaded(root, way, output="numpy")
-    for _, found in zip(range(3), buffer.as_iterable().loader(num_workers=workers)):
+    # Named: a test that imports TorchRL before this one makes "spawn" the default, where functions of this file are not found.
+    how: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    for _, found in zip(range(3), buffer.as_iterable().loader(**how)):
         same(found, plain.sample())
-    own = DataLoader(buffer.as_iterable(), batch_size=None, collate_fn=identity, num_workers=workers)
+    own = DataLoader(buffer.as_iterable(), batch_size=None, collate_fn=identity, **how)
     assert all(type(leaf) is np.ndarray for leaf in leaves(next(iter(own))).values())
 
 
