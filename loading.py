@@ -215,7 +215,8 @@ def load(
         world_size=world_size,
     )
     buffer._statistics = statistics
-    buffer._set_output(made)
+    if made is not None:
+        buffer._set_output(made)
     if goals is not None:
         from .storage.replay.goals import relabeling
 

@@ -117,22 +117,17 @@ def _at_hand(id_or_path: PathLike, root: PathLike | None) -> Path | None:
 
     Looks only at the disk, so that no source is imported for a dataset that is there.
     """
+    from ..storage.snapshot import has_manifest
+
     if not isinstance(id_or_path, str):
-        return Path(id_or_path).absolute() if isinstance(id_or_path, Path) and _holds(id_or_path) else None
+        return Path(id_or_path).absolute() if isinstance(id_or_path, Path) and has_manifest(id_or_path) else None
     if id_or_path.startswith(("/", ".", "~")):
         folder = settings.expanded(id_or_path).absolute()
-        return folder if _holds(folder) else None
+        return folder if has_manifest(folder) else None
     if "://" in id_or_path or not {"", ".", ".."}.isdisjoint(id_or_path.split("/")):
         return None
     here, of_root = Path(id_or_path).absolute(), settings.root(root) / id_or_path
-    return of_root if _holds(of_root) and (here == of_root or not _holds(here)) else None
-
-
-def _holds(folder: Path) -> bool:
-    try:
-        return (folder / "rbdata.json").is_file()
-    except (OSError, ValueError):  # no permission, or an invalid name
-        return False
+    return of_root if has_manifest(of_root) and (here == of_root or not has_manifest(here)) else None
 
 
 def concat(

@@ -56,7 +56,7 @@ def holds_dataset(folder: Path) -> bool:
     for wait in _WAITS:
         time.sleep(wait)
         before = state_of(folder)
-        if before is not None and has_manifest(folder):
+        if has_manifest(folder):
             return True
         if not _is_being_replaced(folder) and state_of(folder) == before:
             return False

@@ -14,9 +14,9 @@ a little more for the few windows that cross an edge. `nest` makes a TensorDict 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -136,26 +136,27 @@ def read_window(
 
 def nest(columns: Mapping[str, torch.Tensor], batch: tuple[int, ...], device: torch.device | None = None) -> TensorDict:
     """A nested TensorDict from path names (``"next/reward"``); every tensor must begin with ``batch`` and lie on ``device``."""
-    places, parents = _plan_levels(tuple(columns))
-    levels: list[dict[str, torch.Tensor | TensorDict]] = [{} for _ in parents]
-    for (level, last), tensor in zip(places, columns.values()):
-        levels[level][last] = tensor
     size = torch.Size(batch)
     # The constructor checks every shape; here they are known to be right.
-    for level, (parent, name) in enumerate(parents[:-1]):
-        levels[parent][name] = TensorDict._new_unsafe(levels[level], batch_size=size, device=device)
-    return TensorDict._new_unsafe(levels[-1], batch_size=size, device=device)
+    nested: TensorDict = _nest(columns, partial(TensorDict._new_unsafe, batch_size=size, device=device))
+    return nested
 
 
 def nest_dictionary(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dictionaries from path names."""
+    nested: dict[str, Any] = _nest(columns, lambda level: level)
+    return nested
+
+
+def _nest(columns: Mapping[str, Any], made: Callable[[dict[str, Any]], Any]) -> Any:
+    """What ``made`` makes of each level, the top last."""
     places, parents = _plan_levels(tuple(columns))
     levels: list[dict[str, Any]] = [{} for _ in parents]
     for (level, last), column in zip(places, columns.values()):
         levels[level][last] = column
     for level, (parent, name) in enumerate(parents[:-1]):
-        levels[parent][name] = levels[level]
-    return levels[-1]
+        levels[parent][name] = made(levels[level])
+    return made(levels[-1])
 
 
 @lru_cache(256)

@@ -127,8 +127,7 @@ def sealed(content: Any) -> bytes:
 def read_sealed(path: Path) -> Any:
     """What `write_sealed` wrote; None where there is no such file, or it was changed."""
     try:
-        with path.open("rb") as file:
-            checksum, _, data = file.read().partition(b" ")
+        checksum, _, data = path.read_bytes().partition(b" ")
         return json.loads(data) if checksum == crc32c(data).encode() else None
     except OSError as error:
         if is_about_reader(error):

@@ -1,6 +1,6 @@
 """How a batch comes about: drawn, read, finished.
 
-    draw       the sampler's next steps, of several batches at once        `Batches._draw`, under the buffer's lock
+    draw       the sampler's next steps, of several batches at once        `Batches.draw`, under the buffer's lock
     read       small leaves of these batches together, large ones alone    `Reader`, by `columns`
     finish     collation, transforms, pinned memory, device, form          `Batches.finish`, without the lock
 
@@ -411,10 +411,8 @@ def _either(drawn: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 def read_steps(storage: Storage, steps: torch.Tensor, around: Around) -> TensorDict:
     """These steps (int64 ``[n]``) as batches have them, for a preprocessing run."""
     reader = Reader(storage, around, False)
-    draw = Draw(steps, [len(steps)], [Place()])
-    return reader.finish(
-        len(steps), *reader.begin(draw, None)[0][:2]
-    ).clone()  # stacks are overlapping views of the same memory
+    at, columns, _ = reader.begin(Draw(steps, [len(steps)], [Place()]), None)[0]
+    return reader.finish(len(steps), at, columns).clone()  # stacks are overlapping views of the same memory
 
 
 def stack_records(records: Any) -> Any:
