@@ -405,9 +405,9 @@ def main():
     for output in ("numpy", "jax"):
         options = {"root": sys.argv[1], "batch_size": 24, "seed": 0, "form": "flat"}
         plain = rbdata.load("my/first", output="numpy", **options)
-        loader = rbdata.load("my/first", output=output, **options).as_iterable(4).loader(num_workers=2)
+        loader = rbdata.load("my/first", output=output, **options).as_iterable(2).loader(num_workers=2)
         context = loader.multiprocessing_context.get_start_method()
-        found = [next_batch for _, next_batch in zip(range(4), loader)]
+        found = list(loader)  # to the end: torch may abort a worker that still sends when its loader is left
         same = all(np.array_equal(batch[key], value) for batch in found for key, value in plain.sample().items())
         told[output] = [context, type(found[0]["actions"]).__name__, same]
     print(json.dumps(told))
@@ -422,7 +422,7 @@ def test_workers_beside_jax_are_spawned(jax: Any, root: Path, tmp_path: Path) ->
     (tmp_path / "program.py").write_text(WORKERS)
     command = [sys.executable, str(tmp_path / "program.py"), str(root)]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.returncode == 0 and "fork" not in said.stderr, said.stderr
+    assert said.returncode == 0 and "os.fork()" not in said.stderr, said.stderr
     assert json.loads(said.stdout) == {"numpy": ["spawn", "ndarray", True], "jax": ["spawn", "ArrayImpl", True]}
 
 
