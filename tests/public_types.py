@@ -56,7 +56,7 @@ def specs(dataset: rbdata.Dataset) -> None:
     assert_type(action.expand(2, 3), rbdata.Categorical)
     assert_type(action.is_in(torch.tensor(3)), bool)
     assert_type(rbdata.Bounded(-1, 1, 3, dtype=torch.float64).low, torch.Tensor)
-    spec.update({"action": action, "next": rbdata.Composite(reward=rbdata.Unbounded(()), shape=())})
+    spec["action"], spec["next"] = action, rbdata.Composite(reward=rbdata.Unbounded(()), shape=())
     rbdata.Bounded(0, 1, domain="whole")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 

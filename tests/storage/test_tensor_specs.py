@@ -20,7 +20,6 @@ from rbdata import (
     Unbounded,
 )
 from rbdata.errors import MissingExtraError, RbdataError, SpecError, UnknownKeyError, UsageError
-from tensordict import TensorDict
 
 INFINITE, NAN = math.inf, math.nan
 SPECS = [
@@ -56,46 +55,23 @@ def test_random_values(spec):
 
 
 @every_spec
-def test_changes_of_values(spec):
-    """What is done to a spec is what is done to its values, bounds included."""
+def test_expanded_and_moved(spec):
     torch.manual_seed(0)
     good = spec.rand((20,))
     bad = torch.where(torch.rand(20, 2, 3) < 0.1, (good.double() + 1).to(good.dtype), good)
     for value in (*good, *bad):
-        inside = spec.is_in(value)
-        rows = [spec[row].is_in(value[row]) for row in range(2)]
-        assert inside == all(rows) and rows[0] == spec[0].is_in(value[0]) == spec[-2].is_in(value[-2])
-        pairs = [
-            (spec[None], value[None]),
-            (spec.unsqueeze(0), value.unsqueeze(0)),
-            (spec.unsqueeze(0).squeeze(0), value),
-            (spec[:, None].squeeze(1), value),
-            (spec[[1, 0, 1]], value[[1, 0, 1]]),
-            (spec[torch.tensor([True, True])], value),
-            (spec[..., :], value),
-            (spec[::1], value),
-            (spec.expand(4, 2, 3), value.expand(4, 2, 3)),
-            (spec.expand(2, -1, -1), value.expand(2, -1, -1)),
-            (spec.expand(4, 2, 3).reshape(2, 4, 3), value.expand(4, 2, 3).reshape(2, 4, 3)),
-            (spec.expand(4, 2, 3).view((2, -1, 3)), value.expand(4, 2, 3).reshape(2, 4, 3)),
-        ]
-        for changed, of in pairs:
-            assert changed.shape == of.shape and changed.is_in(of) == inside, changed
+        for shape in ((4, 2, 3), (2, -1, -1)):
+            changed, of = spec.expand(*shape), value.expand(*shape)
+            assert changed.shape == of.shape and changed.is_in(of) == spec.is_in(value)
             assert changed.is_in(changed.rand()) and (changed.dtype, changed.domain) == (spec.dtype, spec.domain)
     assert spec == spec.clone() == pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec)
     assert spec.to(None) is spec.to(spec.dtype) is spec.cpu() is spec and spec.to("meta").device.type == "meta"
-    with pytest.raises((IndexError, UsageError)):
-        spec[2]
     with pytest.raises(UsageError):
         spec.expand(3, 3)
-    if spec._kept:
-        for change in (lambda: spec.reshape(3, 2), lambda: spec.unsqueeze(-1), lambda: spec.reshape(-1)):
-            with pytest.raises(UsageError):
-                change()
 
 
 @every_spec
-def test_project_and_encode(spec):
+def test_project(spec):
     torch.manual_seed(0)
     for value in (torch.randn(9, 2, 3).double() * 5, torch.randint(-9, 300, (9, 2, 3)), torch.rand(9, 2, 3) > 0.5):
         before = value.clone()
@@ -103,68 +79,12 @@ def test_project_and_encode(spec):
         assert spec.is_in(projected) and projected.shape == value.shape and torch.equal(value, before)
         assert spec.project(projected) is projected
     good = spec.rand()
-    one_hot = isinstance(spec, OneHot)
-    encoded = spec.encode(spec.to_numpy(good))
-    assert torch.equal(encoded, good) and spec.is_in(spec.encode(spec.to_numpy(good).tolist()))
-    assert one_hot or (spec.encode(good) is good and spec.encode(good.double().numpy()).dtype == spec.dtype)
-    for wrong in (np.zeros(7), "a", [[1], [2, 3]], None, 1j, {}):
-        with pytest.raises(UsageError):
-            spec.encode(wrong)
     for wrong in (good.numpy(), good.tolist(), None, {"a": good}):
         with pytest.raises(UsageError):
             spec.is_in(wrong)
     for wrong in (torch.zeros(7), torch.zeros(2, 3, dtype=torch.complex64)):
         with pytest.raises(UsageError):
             spec.project(wrong)
-
-
-def test_encode_copies_arrays():
-    """An environment may write its next observation into the same array."""
-    array = np.zeros(3, np.float32)
-    encoded = Unbounded(3).encode(array)
-    array[:] = 7
-    assert (encoded == 0).all()
-    assert Unbounded((1, 2)).encode([1, 2]).shape == (1, 2) and Unbounded(2).encode([[1, 2]]).shape == (2,)
-    assert Unbounded(2).encode(np.zeros((3, 2))).shape == (3, 2) and Unbounded(()).encode([[1]]).shape == ()
-    with pytest.raises(
-        UsageError
-    ):  # TorchRL takes an image of [channels, height, width] for one of [height, width, channels]
-        Unbounded((2, 3)).encode(np.zeros((3, 2)))
-    assert torch.equal(Unbounded(3).encode(np.arange(3)[::-1]), torch.tensor([2.0, 1, 0]))
-    assert torch.equal(Unbounded(2).encode(np.array([1, 2], ">f8")), torch.tensor([1.0, 2]))
-
-
-@pytest.mark.parametrize(
-    ("spec", "value"),
-    [
-        (Bounded(0, 5, (2,)), [1, 6]),
-        (Bounded(0, 5, (2,)), [1, NAN]),
-        (Bounded(0, 5, (), dtype=torch.int64), 2.5),
-        (Unbounded((), dtype=torch.uint8), 300),
-        (Unbounded((), dtype=torch.uint8), -1),
-        (Unbounded((1,), dtype=torch.uint8), np.array([-1], np.int8)),
-        (Unbounded((1,), dtype=torch.int8), np.array([200], np.uint8)),
-        (Unbounded((1,), dtype=torch.int64), np.array([2**64 - 1], np.uint64)),
-        (Unbounded((), dtype=torch.int64), 2**63),
-        (Unbounded((), dtype=torch.float32), 1e300),
-        (Unbounded((), dtype=torch.int64), NAN),
-        (Unbounded((), dtype=torch.int32), torch.tensor(2**40)),
-        (Categorical(5), 7),
-        (Categorical(5), -1),
-        (OneHot(5), 2.5),
-        (OneHot(5), -1),
-        (MultiOneHot([2, 3]), [2, 0]),
-        (Binary(3), [0, 1, 2]),
-        (Composite(a=Composite(b=Categorical(3))), {"a": {"b": 3}}),
-    ],
-    ids=str,
-)
-def test_values_that_are_not_encoded(spec, value):
-    with pytest.raises(SpecError) as caught:
-        spec.encode(value)
-    assert isinstance(caught.value, (AssertionError, ValueError))
-    if isinstance(spec, Composite):
-        assert caught.value.leaf == "a/b"
 
 
 # -- where TorchRL 0.14.1 is wrong -----------------------------------------------------------------------------------------
@@ -273,14 +193,10 @@ def test_distributions():
         lambda: Composite(a=3),
         lambda: Composite(shape=(2,), batch_size=(2,)),
         lambda: Composite(a=Unbounded(2), shape=(3,)),
-        lambda: Composite(a=OneHot(3), shape=(3,)),
         lambda: Composite(a=Unbounded(2))["b"],
         lambda: Composite(a=Unbounded(2))["a", "b"],
-        lambda: Composite(a=Unbounded(2)).set(("a", "b"), Unbounded(2)),
-        lambda: Composite().set(3, Unbounded(2)),
-        lambda: Composite(a=None).encode({"a": 3}),
-        lambda: Composite().encode({"a": 3}),
-        lambda: Composite().encode([3]),
+        lambda: Composite({"a": Unbounded(2), ("a", "b"): Unbounded(2)}),
+        lambda: Composite({3: Unbounded(2)}),
         lambda: Composite(a=Unbounded(2)).project({}),
         lambda: Composite(a=Unbounded(2)).is_in(torch.zeros(2)),
     ],
@@ -339,13 +255,11 @@ def test_keys():
     assert ("b", "c") in spec and "c" not in spec and ("a", "c") not in spec and 3 not in spec
     assert spec["b", "c"] == spec["b"]["c"] == spec.get(("b", "c")) == Categorical(3, (4,)) and spec.get("x", 5) == 5
     assert spec["b"].shape == (4,) and spec["b", "d"] is None and [key for key, _ in spec.items()] == spec.keys()
-    spec.update({"b": {"d": Binary(shape=(4, 2))}, "g": Unbounded(4)})
-    assert spec["b"].keys() == ["c", "d"] and spec["g"] == Unbounded(4)
-    del spec["b", "c"]
-    del spec["a"], spec["e", "f"]
-    assert spec.keys(True) == ["b", ("b", "d"), "e", "g"] and not len(spec["e"])
+    spec["b", "d"] = Binary(shape=(4, 2))
+    spec["g"] = {"h": Unbounded(4)}
+    assert spec["b"].keys() == ["c", "d"] and spec["g", "h"] == Unbounded(4)
     with pytest.raises(UnknownKeyError, match="'x'"):
-        del spec["x"]
+        spec["x"]
     with pytest.raises(UsageError):
         spec["y", "z"] = Unbounded(3)
     assert "y" not in spec
@@ -366,26 +280,14 @@ def test_values_of_composites():
         spec.assert_is_in(wrong)
     fixed = spec.project(wrong)
     assert spec.is_in(fixed) and (wrong["b", "c"] >= 5).all() and (fixed["b", "c"] == 2).all() and "further" in fixed
-    arrays = spec.to_numpy(value[0].exclude("further"))
-    assert (arrays["e"]["f"] == value[0]["e", "f"].int().argmax(-1).numpy()).all()
-    encoded = spec.encode(arrays)
-    assert (
-        isinstance(encoded, TensorDict)
-        and encoded.batch_size == (4,)
-        and (encoded == value[0].exclude("further")).all()
-    )
-    assert spec.encode(TensorDict({"a": torch.zeros(3, 4, 2)}, [3, 4])).batch_size == (3, 4)
 
 
 def test_shapes_of_composites():
     spec = nested()
     batched = spec.expand(4, 5)
-    assert batched == nested((4, 5)) and batched[0] == nested((5,)) and batched[1, 2] == spec == batched[-1][..., 0]
-    assert batched.reshape(20) == nested((20,)) and batched.reshape(2, -1) == nested((2, 10))
-    assert batched[:, None].squeeze() == batched
+    assert batched == nested((4, 5)) != spec and batched.expand(2, 4, 5) == nested((2, 4, 5))
     outer = Composite(inner=nested(), shape=())
     assert Composite(inner=nested((4,)), shape=()).batch_size == () and outer["inner"].shape == ()
-    assert Composite(inner=Composite(a=Unbounded((4, 2))), shape=(4,))["inner"].shape == (4,)
     with pytest.raises(UsageError):
         Composite(inner=Composite(a=Unbounded((3, 2))), shape=(4,))
 
@@ -398,10 +300,11 @@ def test_devices_and_dtypes_of_composites():
     assert moved.to("cpu") == moved and moved.to("meta")["a"].device.type == "meta"
     moved["g"] = Composite(h=Unbounded(2))
     assert moved["g"].device == torch.device("cpu")
-    assert moved.update({"i": Unbounded(2, device="meta")})["i"].device == torch.device("cpu")
+    moved["i"] = Unbounded(2, device="meta")
+    assert moved["i"].device == torch.device("cpu")
     assert spec.to(torch.float64)["b", "c"].dtype == torch.float64 and spec["b", "c"].dtype == torch.int64
     copied = spec.clone()
-    copied["b"].update({"c": None})
+    copied["b", "c"] = None
     assert spec["b", "c"] is not None and spec != copied and pickle.loads(pickle.dumps(spec)) == spec
     assert repr(Composite(a=Composite())) == (
         "Composite(\n    a: Composite(\n        device=None,\n        shape=torch.Size([])),\n"

@@ -592,4 +592,3 @@ def test_specs_on_the_device():
     assert projected["observation"].device == DEVICE
     assert spec.zero()["action"].device == DEVICE
     assert spec.cpu().rand()["observation"].device.type == "cpu"
-    assert spec["one"].encode(3).device == DEVICE
