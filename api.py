@@ -223,7 +223,7 @@ def audit(
     compared with each other. ``reward_range`` is the smallest and the largest reward of the task, by default the one that the
     source states. Every row of small leaves is read once; of frames a sample is read, which ``report.datasets`` states.
 
-    Takes ids, paths, URLs and open datasets and views. Raises UsageError for an empty range, NotADatasetError for raw data,
+    Takes ids, paths, URLs and open datasets and views. Raises UsageError for an empty range, DatasetNotFoundError for raw data,
     which are converted first, and as `open_dataset`.
     """
     from .datasets.audit.run import audit_datasets, open_for_audit

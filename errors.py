@@ -10,42 +10,29 @@ The message says what failed and for which id, file or URL; the hint says what t
 from __future__ import annotations
 
 import re
-import signal
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-#: The login in a URL: user name and password, or for web servers only a token. A password may contain an unquoted "/", "?" or
-#: "#"; then the text after the colon is not a port.
-_LOGIN = re.compile(
-    r"""(?<=://)[^/\s"'<>]{1,300}:[^/\s"'<>]{0,300}@|(?:(?<=http://)|(?<=https://))[^/\s"'<>]{1,300}@"""
-    r"""|(?<=://)[^/\s"'<>:@\[]{1,300}:(?!\d{1,5}(?:[/?#]|$))[^\s"'<>]{1,300}@"""
-    r"""|(?:(?<=http:/)|(?<=https:/))[^/\s"'<>]{1,300}@"""  # as a path
-)
-#: The value of a parameter that gives access by itself, as in the signed URLs of stores (``X-Amz-Signature=``, ``sig=``).
+#: The login in a URL, and parameters that give access by themselves, as in the signed URLs of stores (``X-Amz-Signature=``).
+_LOGIN = re.compile(r"""(:/{1,2})[^/\s"'<>]+@""")
 _SECRET = re.compile(
-    r"""([?&#;](?:[\w.-]{0,40}(?:token|signature|secret|passw(?:or)?d|credential|api[_-]?key)|sig|key|auth|pwd)=)[^&#;\s"'<>]+""",
-    re.IGNORECASE,
+    r"""([?&#](?:[\w-]*(?:token|signature|secret|password|credential|api_?key)|sig|key)=)[^&#\s"'<>]+""", re.I
 )
 #: Characters that control a terminal or change the order of text: control characters, direction marks, lone surrogates.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Limit in characters of a message, which may quote megabytes of a file.
+_LONGEST = 8000
 
 
 def without_logins(text: str) -> str:
     """A text with ``***`` instead of logins, tokens and signatures in URLs: messages end up in logs and bug reports."""
-    text = _LOGIN.sub("***@", text) if "@" in text else text
-    return _SECRET.sub(r"\1***", text) if "=" in text else text
+    return _SECRET.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
 
 
 def printable(text: str) -> str:
     """Untrusted text (names, notes, messages of servers) with control characters except tabs and newlines as escapes
     (``\\x1b``)."""
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
-
-
-#: Limit in characters of a message, which may quote megabytes of a file.
-_LONGEST = 8000
 
 
 def _shown(text: str) -> str:
@@ -77,7 +64,7 @@ class RbdataError(Exception):
 
     def __str__(self) -> str:
         """Message and hint on separate lines, for tracebacks."""
-        return f"{self.message}\nhint: {without_logins(self.hint)}" if self.hint else self.message
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
 def page(name: str) -> str:
@@ -90,31 +77,6 @@ def reason(error: BaseException) -> str:
     return error.message if isinstance(error, RbdataError) else str(error)
 
 
-def is_interrupt(error: BaseException) -> bool:
-    """Whether an error comes from outside the code that ran: Ctrl-C, or a signal handler that ends the program.
-
-    When others' code is called, anything else is a failure of that code, including SystemExit and GeneratorExit: `sys.exit(0)`
-    would end the program as if the work was done.
-    """
-    if isinstance(error, (Exception, KeyboardInterrupt)):
-        return isinstance(error, KeyboardInterrupt)
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-@contextmanager
-def refusing_exits(what: str) -> Iterator[None]:
-    """Raise RbdataError if code called inside the block (a source, a listener) calls ``sys.exit``: ``what`` is not done."""
-    try:
-        yield
-    except (SystemExit, GeneratorExit) as error:
-        if is_interrupt(error):
-            raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"{what} was ended by {type(error).__name__}({error}) in {place.filename}, line {place.lineno}"
-        raise RbdataError(message, hint="code that rbdata calls must raise an error, or return") from error
-
-
 class UsageError(RbdataError, ValueError, TypeError):
     """An argument is invalid, arguments contradict each other, or what they name cannot be found."""
 
@@ -122,13 +84,13 @@ class UsageError(RbdataError, ValueError, TypeError):
 
 
 class DatasetNotFoundError(UsageError, FileNotFoundError):
-    """No source has this id, it is ambiguous, or the dataset is not on this machine."""
+    """There is no dataset: no source has the id, it is ambiguous, or what is there is none that this rbdata can read."""
 
     code = "not_found"
 
 
-class UnknownKeyError(UsageError, KeyError):
-    """The dataset or batch has no leaf of this name."""
+class UnknownKeyError(UsageError, KeyError, IndexError):
+    """What is selected is not there: no leaf or option of this name, no step, episode or record of this number."""
 
     code = "unknown_key"
 
@@ -176,14 +138,8 @@ class TransientFetchError(FetchError, ConnectionError):
     unresolved: bool = False
 
 
-class ObjectChangedError(FetchError):
-    """The object was replaced while it was being read."""
-
-    code = "object_changed"
-
-
 class ChecksumError(FetchError, ValueError):
-    """Size or checksum of the received bytes differ from those stated."""
+    """The received bytes are not the object that was found: size, checksum or version differ."""
 
     code = "checksum"
 
@@ -197,18 +153,6 @@ class CorruptSourceError(RbdataError, ValueError):
 # -- datasets ----------------------------------------------------------------------------------------------------
 
 
-class NotADatasetError(RbdataError, ValueError):
-    """The folder exists but holds no complete rbdata dataset."""
-
-    code = "not_a_dataset"
-
-
-class FormatVersionError(NotADatasetError):
-    """The folder was written by a newer rbdata."""
-
-    code = "newer_format"
-
-
 class DamagedDatasetError(RbdataError, ValueError):
     """A dataset's files do not match its manifest."""
 
@@ -216,13 +160,13 @@ class DamagedDatasetError(RbdataError, ValueError):
 
 
 class DatasetExistsError(RbdataError, FileExistsError):
-    """A different dataset of this id already exists."""
+    """A different dataset of this id exists, or is ``unfinished``: started with other options or from other data."""
 
     code = "exists"
 
-
-class UnfinishedDatasetError(DatasetExistsError):
-    """There is an unfinished dataset, started with other options or from other data than requested."""
+    def __init__(self, message: str, *, hint: str | None = None, unfinished: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.unfinished = unfinished
 
 
 class DatasetBusyError(RbdataError, BlockingIOError):
@@ -240,28 +184,9 @@ class DiskError(RbdataError, OSError):
 
 
 class SchemaError(RbdataError, ValueError):
-    """Keys, dtypes, shapes or values that the dataset format does not allow, or that differ from those before."""
+    """Keys, dtypes, shapes or values that the format or a spec does not allow, or that differ from those before."""
 
     code = "schema"
-
-
-class RowIndexError(UsageError, SchemaError, IndexError):
-    """An index is invalid, or names steps, episodes or records that do not exist."""
-
-
-class SpecError(SchemaError, AssertionError):
-    """Values are outside their spec (an AssertionError, as TorchRL's ``assert_is_in`` raises).
-
-    ``leaf`` is the key of the first one, ``step`` its step in a dataset, if there is one.
-    """
-
-    code = "spec"
-
-    def __init__(
-        self, message: str, *, leaf: str | None = None, step: int | None = None, hint: str | None = None
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.leaf, self.step = leaf, step
 
 
 class SamplingError(RbdataError, ValueError, RuntimeError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .datasets.opening import PathLike, check_is_open, open_dataset, opened
-from .errors import DatasetNotFoundError, NotADatasetError, UsageError
+from .errors import DatasetNotFoundError, UsageError
 from .storage.keywords import goes_with
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _downloaded(dataset_id: Any, root: PathLike | None, options: bool | Mapping[
     if is_remote(dataset_id):
         raise UsageError("download is for ids", hint="a dataset at a URL is read in place, or pulled as a whole")
     if options is True:
-        with suppress(DatasetNotFoundError, NotADatasetError):  # known only to its mirror
+        with suppress(DatasetNotFoundError):  # known only to its mirror
             if (place := find_place(dataset_id, root)).exists():
                 return place.path
     return download(os.fspath(dataset_id), root=root, **({} if options is True else options))  # type: ignore[arg-type]

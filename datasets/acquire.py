@@ -14,11 +14,9 @@ from ..errors import (
     CorruptSourceError,
     DatasetExistsError,
     DatasetNotFoundError,
-    NotADatasetError,
     ObjectNotFoundError,
     TransientFetchError,
     UsageError,
-    refusing_exits,
 )
 from ..storage.folder import DatasetPlace, check_is_text, make_writable
 from ..storage.lock import when_free
@@ -50,8 +48,7 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
     DatasetBusyError, DatasetExistsError. Work finished before an error or Ctrl-C is kept for the next run.
     """
     listener = listener or Listener()
-    with refusing_exits(f"the download of {request.id}"):
-        return when_free(lambda: _download(request, listener), request.wait, listener.on_note, listener.on_stage)
+    return when_free(lambda: _download(request, listener), request.wait, listener.on_note, listener.on_stage)
 
 
 def _download(request: Request, listener: Listener) -> Outcome:
@@ -163,7 +160,7 @@ def _open_hub_dataset(request: Request) -> mirrors.Copy:
     if found is None:
         open_location(request.id, options=request.fetch).pinned()  # raises for a repository that cannot be read
         message = f"{request.id} holds no converted dataset: there is no {FILENAME} in it"
-        raise NotADatasetError(message, hint="`rbdata mirror push` makes such a repository")
+        raise DatasetNotFoundError(message, hint="`rbdata mirror push` makes such a repository")
     return found
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import settings
-from ..errors import DatasetNotFoundError, MissingExtraError, PluginWarning, UsageError, is_interrupt
+from ..errors import DatasetNotFoundError, MissingExtraError, PluginWarning, UsageError
 from ..storage import plugins
 from ..storage.folder import check_id, check_is_text
 from .sources.catalogue_entry import CatalogueEntry, RemoteListing
@@ -245,8 +245,8 @@ def _of_each(
     for name in filter(among, source_names()):
         try:
             answers[name] = question(load_source(name))
-        except BaseException as error:
-            if name in plugins.BUILT_IN or is_interrupt(error):
+        except Exception as error:
+            if name in plugins.BUILT_IN:
                 raise
             message = error.message if isinstance(error, MissingExtraError) else f"the source {name} fails: {error!r}"
             warnings.warn(message, PluginWarning, stacklevel=3)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from .. import settings
-from ..errors import DatasetExistsError, ObjectNotFoundError, refusing_exits
+from ..errors import DatasetExistsError, ObjectNotFoundError
 from ..storage.amounts import listed
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import when_free
@@ -30,8 +30,7 @@ def convert(path: Path, source_name: str | None, request: Request, listener: Lis
     """
     listener = listener or Listener()
     action = partial(_convert, path, source_name, request, listener)
-    with refusing_exits(f"the conversion of {path}"):
-        return when_free(action, request.wait, listener.on_note, listener.on_stage)
+    return when_free(action, request.wait, listener.on_note, listener.on_stage)
 
 
 def _convert(path: Path, source_name: str | None, request: Request, listener: Listener) -> Outcome:

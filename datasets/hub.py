@@ -23,7 +23,6 @@ from ..errors import (
     DatasetBusyError,
     ForbiddenError,
     MissingExtraError,
-    ObjectChangedError,
     TransientFetchError,
     UsageError,
 )
@@ -74,7 +73,7 @@ def push(
 
     Raises UsageError for a URL of another kind, a missing licence, or a repository with the other visibility;
     MissingExtraError; ForbiddenError without a token, or with a token that may not write; DatasetExistsError,
-    DamagedDatasetError, DatasetBusyError as `mirrors.push`; ObjectChangedError if another commit is made meanwhile;
+    DamagedDatasetError, DatasetBusyError as `mirrors.push`; ChecksumError if another commit is made meanwhile;
     and the fetch errors.
     """
     if not is_hub_dataset(url):
@@ -267,7 +266,7 @@ class _Hub:
             return failure
         status, headers = answered.response.status_code, answered.response.headers
         if status == 412:
-            return ObjectChangedError(f"{self.url}: another commit was made to it during the push", hint=_AGAIN)
+            return ChecksumError(f"{self.url}: another commit was made to it during the push", hint=_AGAIN)
         text = (answered.server_message or "").replace(self._token, "***")[:200]
         failure = status_error(status, self.url, headers, explanation=text)
         wait = retry_after_seconds(headers)

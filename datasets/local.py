@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from .. import settings
-from ..errors import DatasetNotFoundError, NotADatasetError, RbdataError, UsageError
+from ..errors import DatasetNotFoundError, RbdataError, UsageError
 from ..storage.amounts import listed
 from ..storage.durable import is_dangling
 from ..storage.folder import (
@@ -74,8 +74,8 @@ def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
 def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a dataset, by id (full or bare) or by path.
 
-    Raises DatasetNotFoundError for an unknown name, and if the id is known but not on this machine,
-    NotADatasetError for a path that holds no dataset.
+    Raises DatasetNotFoundError for an unknown name, if the id is known but not on this machine, and for a path that holds no
+    dataset.
     """
     folder = _folder_of(id_or_path, root)
     if folder is not None:
@@ -129,7 +129,7 @@ def _folder_of(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] 
 def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPlace, Source | None]:
     """The place and the source of a dataset by its id, full or bare.
 
-    Raises DatasetNotFoundError for an unknown name, NotADatasetError if the text is probably a path.
+    Raises DatasetNotFoundError for an unknown name.
     """
     top = settings.root(root)
     with contextlib.suppress(UsageError):  # not a full id
@@ -161,8 +161,10 @@ def _is_meant_as_folder(text: str, suggestion: str) -> bool:
     return os.path.lexists(text) or (bool(slash) and (text.endswith("/") or Path(head).is_dir() or no_id))
 
 
-def _no_dataset(folder: Path, text: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> NotADatasetError:
-    return NotADatasetError(why_missing(folder, os.fspath(text)), hint=see_local(root))
+def _no_dataset(
+    folder: Path, text: str | os.PathLike[str], root: str | os.PathLike[str] | None
+) -> DatasetNotFoundError:
+    return DatasetNotFoundError(why_missing(folder, os.fspath(text)), hint=see_local(root))
 
 
 def see_local(root: str | os.PathLike[str] | None) -> str:

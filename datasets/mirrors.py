@@ -30,8 +30,6 @@ from ..errors import (
     DatasetNotFoundError,
     FetchError,
     ForbiddenError,
-    NotADatasetError,
-    ObjectChangedError,
     ObjectNotFoundError,
     TransientFetchError,
     UsageError,
@@ -113,7 +111,7 @@ def open_published(
             reader = open_raw_objects(source, name, url, options, fetch)
         except FetchError as error:
             partly_there = isinstance(error, ObjectNotFoundError) and error.partly_there
-            if partly_there or isinstance(error, (ChecksumError, ObjectChangedError)):
+            if partly_there or isinstance(error, ChecksumError):
                 raise
             failures[location.url] = error
             continue
@@ -292,7 +290,7 @@ def read_remote_manifest(location: Location, item: RemoteObject) -> tuple[Manife
     data = read_all(location, item, limit_bytes=LARGEST_MANIFEST)
     try:
         return parse_manifest(data, item.url.removesuffix(f"/{FILENAME}")), data
-    except (DamagedDatasetError, NotADatasetError) as error:
+    except (DamagedDatasetError, DatasetNotFoundError) as error:
         raise type(error)(error.message, hint=_DAMAGED_MIRROR) from None
 
 
@@ -494,7 +492,7 @@ def ls(destination: str, *, fetch: FetchOptions | None = None) -> list[MirrorEnt
 def _describe(location: Location, folder: str) -> MirrorEntry:
     try:
         manifest, _ = read_remote_manifest(location, location.stat(join_path(folder, FILENAME)))
-    except (NotADatasetError, DamagedDatasetError) as error:
+    except (DatasetNotFoundError, DamagedDatasetError) as error:
         return MirrorEntry("dataset", folder, 0, None, problem=error.message)
     return MirrorEntry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from .. import settings
-from ..errors import DatasetExistsError, SchemaError, UnfinishedDatasetError, UsageError, refusing_exits
+from ..errors import DatasetExistsError, SchemaError, UsageError
 from ..storage.folder import DatasetPlace
 from ..storage.keywords import refuse_empty
 from ..storage.leaf import check_key, is_observation
@@ -117,8 +117,8 @@ def from_episodes(
     added when, by which program. An ``identity`` is added once.
 
     Everything else is as in `from_arrays`. Raises what ``episodes`` raises, UsageError for episodes that do not fit each other
-    or the dataset, DatasetExistsError for an ``identity`` that is in it, DamagedDatasetError if it is damaged,
-    UnfinishedDatasetError if a run with other episodes is unfinished under this id, unless ``force``.
+    or the dataset, DatasetExistsError for an ``identity`` that is in it, or if a run with other
+    episodes is unfinished under this id, unless ``force``; DamagedDatasetError if it is damaged.
     """
     from .sources.arrays.reader import StreamReader
 
@@ -191,14 +191,16 @@ def _make(
     request = extend(place, request, ()) if request.append else request
     reader = reader_of(name=place.id, options=request.options)
     script = reader.describe()["script"]
-    with progress_listener(place.id, listener, progress) as events, refusing_exits(f"making {place.id}"):
+    with progress_listener(place.id, listener, progress) as events:
         action = partial(run, reader, place, request, events, script, refuse)
         try:
             outcome = when_free(action, request.wait, events.on_note, events.on_stage)
-        except UnfinishedDatasetError as error:
+        except DatasetExistsError as error:
+            if not error.unfinished:
+                raise
             message = f"an unfinished {place.id} exists, begun with other episodes or options, or another function"
             hint = f"continue with what it was begun with, or start over with force=True ({place.working})"
-            raise UnfinishedDatasetError(message, hint=hint) from error
+            raise DatasetExistsError(message, hint=hint, unfinished=True) from error
     warn_of_order(outcome)
     return outcome.path
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import settings
-from ..errors import DatasetNotFoundError, FetchError, NotADatasetError, ObjectNotFoundError
+from ..errors import DatasetNotFoundError, FetchError, ObjectNotFoundError
 from ..storage.amounts import parse_size, plural
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, Problem
 from ..storage.threads import map_in_threads
@@ -67,7 +67,7 @@ def open_remote(
     ``cache_dir`` is the folder of caches (default: ``.remote`` under the root), ``cache_limit`` the limit of this dataset's
     cache in bytes, such as ``"20GB"``. If the cache is complete, the local files are opened.
 
-    Raises NotADatasetError if there is none, saying what there is instead; the fetch errors; and as `RemoteDataset`.
+    Raises DatasetNotFoundError if there is none, saying what there is instead; the fetch errors; and as `RemoteDataset`.
     """
     from ..storage.dataset import Dataset
     from ..storage.remote.remote_dataset import RemoteDataset
@@ -188,7 +188,7 @@ def _explain(location: Location, error: ObjectNotFoundError) -> Exception:
         return DatasetNotFoundError(f"{location.url}: no such folder or bucket ({error.message})", hint=hint)
     except FetchError:
         hint = "give the folder of one dataset; what else is there is not known without a listing (an index page)"
-        return NotADatasetError(message, hint=hint)
+        return DatasetNotFoundError(message, hint=hint)
     inside, there = [*folders, *(item.name for item in objects)], "nothing"
     if inside:
         names = f"{', '.join(inside[:4])}{', ...' if len(inside) > 4 else ''}"
@@ -196,4 +196,4 @@ def _explain(location: Location, error: ObjectNotFoundError) -> Exception:
     hint = "give the folder of one dataset"
     if folders:
         hint += f"; `{settings.command('mirror', 'ls', location.url)}` lists those below it"
-    return NotADatasetError(f"{message}, but {there}", hint=hint)
+    return DatasetNotFoundError(f"{message}, but {there}", hint=hint)

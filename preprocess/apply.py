@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from ..errors import FunctionError, RbdataError, SchemaError, is_interrupt, reason
+from ..errors import FunctionError, RbdataError, SchemaError, reason
 from ..storage.codecs.codec import Rows
 from ..storage.dataset import Dataset
 from ..storage.memory_map import release_pages
@@ -478,7 +478,7 @@ def _described(
 ) -> BaseException:
     """The exception to be raised for one that a function raised: with the user's part of the traceback, which names the last
     line in the user's code."""
-    if is_interrupt(error):
+    if isinstance(error, KeyboardInterrupt):
         return error
     if isinstance(error, RbdataError) and type(error).__module__ == RbdataError.__module__:
         # Raised on purpose, with a message for the user. (A user's class may not be picklable.)

@@ -44,7 +44,7 @@ from ..datasets.ingest.unit import Facts, Part, Unit
 from ..datasets.local import find
 from ..datasets.workers import open_engine
 from ..datasets.workers.task import Engine, do_task, usable_cpus
-from ..errors import DatasetExistsError, NotADatasetError, SchemaError, UnfinishedDatasetError, UsageError
+from ..errors import DatasetExistsError, DatasetNotFoundError, SchemaError, UsageError
 from ..storage.codecs import PLAIN, codec_of, level_of
 from ..storage.episodes import EpisodeTable, open_episodes
 from ..storage.folder import DatasetPlace, check_id, check_is_text
@@ -103,10 +103,12 @@ def _preprocess(request: Request, listener: Listener, given: Engine | None) -> P
         options: dict[str, Any] = {"options": reader.options, "procs": request.procs, "engine": engine}
         wanted = IngestRequest(place.id, force=request.force, command=request.command, **options)
         made = pipeline.run(reader, place, wanted, listener, reader.location.shown, reader.check)
-    except UnfinishedDatasetError as error:
+    except DatasetExistsError as error:
+        if not error.unfinished:
+            raise
         differs = reader.differs(read_run(place.working).get("request") or {})
         message = f"an unfinished {place.id} exists, started with another function, input, version or other options"
-        raise UnfinishedDatasetError(message + differs, hint=error.hint) from error
+        raise DatasetExistsError(message + differs, hint=error.hint, unfinished=True) from error
     finally:
         if given is None:
             engine.close()
@@ -262,7 +264,7 @@ class FunctionReader(Reader):
             return None
         try:
             manifest = read_manifest(self.place.path)
-        except NotADatasetError:
+        except DatasetNotFoundError:
             return None
         self.check(manifest)
         return manifest

@@ -55,7 +55,7 @@ class Dataset:
     ``len(dataset)`` is its number of steps. ``dataset[i]``, ``dataset[a:b]`` and ``dataset[indices]`` return TED TensorDicts
     (batch ``[]``, ``[b - a]``, ``[n]``); ``dataset["next/reward"]`` (or a tuple key) returns one whole leaf.
 
-    Raises NotADatasetError for other folders, FormatVersionError, DamagedDatasetError if files are missing or too short, and
+    Raises DatasetNotFoundError for other folders, DamagedDatasetError if files are missing or too short, and
     DatasetBusyError if the dataset is being replaced repeatedly.
     """
 

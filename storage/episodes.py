@@ -78,7 +78,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
     def __getitem__(self, key: Any) -> EpisodeRow | list[EpisodeRow]:
         """An episode by number, or those of a slice, of numbers or of a mask (bool ``[episodes]``) as a list.
 
-        Raises RowIndexError (an IndexError) for a number out of range.
+        Raises UnknownKeyError (an IndexError) for a number out of range.
         """
         from .row_index import row_index  # which loads torch
 

@@ -174,9 +174,9 @@ def verify(
 ) -> Report:
     """Check a dataset folder; ``quick`` compares only sizes. Works without torch, and uses all processors.
 
-    ``on_progress(bytes checked, all bytes)`` is called after every block. Raises NotADatasetError, FormatVersionError and
-    DamagedDatasetError for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted during
-    the check, OSError if this process lacks the rights, memory or descriptors to read; everything else is in the report.
+    ``on_progress(bytes checked, all bytes)`` is called after every block. Raises DatasetNotFoundError and DamagedDatasetError
+    for a folder whose manifest cannot be used, DatasetBusyError for one that is replaced or deleted during the check, OSError
+    if this process lacks the rights, memory or descriptors to read; everything else is in the report.
     """
     before = state_of(folder)
     report = _verify(folder, quick, invariants, on_progress)

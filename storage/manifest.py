@@ -42,7 +42,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 from msgspec import Meta
 
-from ..errors import DamagedDatasetError, FormatVersionError, NotADatasetError, reason
+from ..errors import DamagedDatasetError, DatasetNotFoundError, reason
 from .checksums import crc32c
 from .durable import is_about_reader, is_dangling, write_atomically
 from .leaf import Leaf
@@ -296,8 +296,8 @@ class ViewManifest(Manifest):
 def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
     """Read a dataset's manifest, from a file of another ``name`` if given.
 
-    Raises NotADatasetError without a file written by rbdata, FormatVersionError if a newer rbdata wrote it, and
-    DamagedDatasetError if its checksum does not match.
+    Raises DatasetNotFoundError without a file written by this rbdata or an older one, DamagedDatasetError if its checksum
+    does not match.
     """
     try:
         data = (folder / name).read_bytes()
@@ -305,7 +305,7 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)) and not is_dangling(folder):
             raise
         hint = "`rbdata list --local` shows the datasets that are there"
-        raise NotADatasetError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
+        raise DatasetNotFoundError(why_missing(folder, os.fspath(folder), name), hint=hint) from error
     return parse_manifest(data, os.fspath(folder), name)
 
 
@@ -318,11 +318,11 @@ def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
     except (ValueError, RecursionError) as error:  # also bytes that are no text
         raise DamagedDatasetError(f"{path} is not JSON: {reason(error)}", hint=_REDO) from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise NotADatasetError(f"{path} is not a manifest written by rbdata")
+        raise DatasetNotFoundError(f"{path} is not a manifest written by rbdata")
     version = record.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
         message = f"{folder} was written in format version {version}; this rbdata reads up to {FORMAT_VERSION}"
-        raise FormatVersionError(message, hint="upgrade it: pip install -U rbdata")
+        raise DatasetNotFoundError(message, hint="upgrade it: pip install -U rbdata")
     if not whole:
         raise DamagedDatasetError(f"{path} does not match its own checksum: it was edited or damaged", hint=_REDO)
     try:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DatasetNotFoundError, MissingExtraError, PluginWarning, is_interrupt, reason
+from ..errors import DatasetNotFoundError, MissingExtraError, PluginWarning, reason
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -99,8 +99,8 @@ def load(name: str) -> Any:
         raise DatasetNotFoundError(f"there is no source {name!r}", hint=f"sources: {', '.join(registered())}")
     try:
         return entry.load()()
-    except BaseException as error:
-        if name in BUILT_IN or is_interrupt(error):
+    except Exception as error:
+        if name in BUILT_IN:
             raise
         message = f"the source {name} cannot be loaded from {entry.value}: {type(error).__name__}: {reason(error)}"
         raise MissingExtraError(message, hint="update or uninstall the package that registers it") from error

@@ -1,6 +1,6 @@
 """Rows by an index as users write it: ``dataset[...]``, ``dataset.episodes[...]``, ``buffer[...]``.
 
-An index selects from the rows 0..count-1 as in NumPy. Every other form raises RowIndexError.
+An index selects from the rows 0..count-1 as in NumPy. Every other form raises UnknownKeyError.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import RowIndexError, SamplingError, reason
+from ..errors import SamplingError, UnknownKeyError, reason
 
 RowIndex = int | slice | torch.Tensor
 
 
-class NoRecordError(SamplingError, RowIndexError):
+class NoRecordError(SamplingError, UnknownKeyError):
     """A batch, or priorities, of records that do not exist."""
 
 
@@ -23,7 +23,7 @@ def row_index(index: Any, count: int, row: str) -> RowIndex:
     """A number (>= 0), a slice with a positive step, or int64 numbers (>= 0) of the shape of the index.
 
     Takes a number, a slice, ``...``, numbers in any shape, or a mask (bool ``[count]``), alone or as a tuple of one. ``row``
-    is the word for a row in errors ("record"). Raises RowIndexError for rows that do not exist.
+    is the word for a row in errors ("record"). Raises UnknownKeyError for rows that do not exist.
     """
     if isinstance(index, tuple):
         index = of_one_dimension(index, row)
@@ -32,14 +32,14 @@ def row_index(index: Any, count: int, row: str) -> RowIndex:
     if isinstance(index, slice):
         return _as_slice(index, count, row)
     if isinstance(index, (bool, np.bool_)):
-        raise RowIndexError(f"{index} is not the number of a {row}")
+        raise UnknownKeyError(f"{index} is not the number of a {row}")
     if isinstance(index, (int, np.integer)):
         return _as_number(int(index), count, row)
     numbers = numbers_or_mask(index, row)
     if numbers.dtype == torch.bool:
         if numbers.shape != (count,):
             shown = len(numbers) if numbers.ndim == 1 else f"shape {list(numbers.shape)}"
-            raise RowIndexError(f"a mask of {shown} for {count} {row}s")
+            raise UnknownKeyError(f"a mask of {shown} for {count} {row}s")
         return numbers.nonzero().squeeze(1)
     if not numbers.ndim:
         return _as_number(int(numbers), count, row)
@@ -59,11 +59,11 @@ def is_part_of_all(index: Any) -> bool:
 
 
 def of_one_dimension(index: tuple[Any, ...], row: str) -> Any:
-    """The single element of a tuple index. Raises RowIndexError if it has more elements."""
+    """The single element of a tuple index. Raises UnknownKeyError if it has more elements."""
     parts = [part for part in index if part is not Ellipsis]
     if len(parts) > 1:
         message = f"{index!s:.60} has {len(parts)} dimensions, and {row}s have one"
-        raise RowIndexError(message, hint="[1, 2] is a list of numbers")
+        raise UnknownKeyError(message, hint="[1, 2] is a list of numbers")
     return parts[0] if parts else ...
 
 
@@ -71,7 +71,7 @@ def _as_slice(index: slice, count: int, row: str) -> RowIndex:
     try:
         start, stop, step = index.indices(count)
     except (TypeError, ValueError) as error:
-        raise RowIndexError(f"{index} is not a slice of {row}s: {reason(error)}") from error
+        raise UnknownKeyError(f"{index} is not a slice of {row}s: {reason(error)}") from error
     if step > 0:
         return slice(start, max(start, stop), step)
     return torch.tensor(range(start, stop, step), dtype=torch.int64, device="cpu")
@@ -84,23 +84,23 @@ def _as_number(number: int, count: int, row: str) -> int:
 
 
 def numbers_or_mask(index: Any, row: str) -> torch.Tensor:
-    """Numbers (int64, negative ones as they are) or a mask (bool), of any shape. Raises RowIndexError for anything else."""
+    """Numbers (int64, negative ones as they are) or a mask (bool), of any shape. Raises UnknownKeyError for anything else."""
     try:
         if isinstance(index, range):
             return torch.arange(index.start, index.stop, index.step, device="cpu")
         index = index if isinstance(index, (torch.Tensor, np.ndarray)) else np.asarray(list(index))
         numbers = torch.as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        raise RowIndexError(f"{index!r:.60} is not an index of {row}s: {reason(error)}") from error
+        raise UnknownKeyError(f"{index!r:.60} is not an index of {row}s: {reason(error)}") from error
     if numbers.dtype == torch.bool:
         return numbers
     if numbers.numel() and (numbers.is_floating_point() or numbers.is_complex()):
-        raise RowIndexError(f"{row}s are numbered by whole numbers, not {numbers.dtype}")
+        raise UnknownKeyError(f"{row}s are numbered by whole numbers, not {numbers.dtype}")
     return numbers.long()
 
 
-def _not_there(number: int, count: int, row: str) -> RowIndexError:
-    return RowIndexError(f"there is no {row} {number}: there are {count}")
+def _not_there(number: int, count: int, row: str) -> UnknownKeyError:
+    return UnknownKeyError(f"there is no {row} {number}: there are {count}")
 
 
 def lookup(table: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from ..errors import MissingExtraError, SpecError, UnknownKeyError, UsageError
+from ..errors import MissingExtraError, SchemaError, UnknownKeyError, UsageError
 
 __all__ = ["Binary", "Bounded", "Categorical", "Composite", "MultiCategorical", "MultiOneHot", "OneHot", "TensorSpec"]
 __all__ += ["Unbounded"]
@@ -114,10 +114,10 @@ class TensorSpec:
         return self._fault(value) is None
 
     def assert_is_in(self, value: Any) -> None:
-        """Raise SpecError, which is an AssertionError, for a value outside the spec; its message states the fault."""
+        """Raise SchemaError for a value outside the spec; its message states the fault."""
         fault = self._fault(value)
         if fault is not None:
-            raise SpecError(f"the value is not in the spec: {fault}", hint="spec.project(value) is in it")
+            raise SchemaError(f"the value is not in the spec: {fault}", hint="spec.project(value) is in it")
 
     def _fault(self, value: Any) -> str | None:
         """Why a value is not in the spec; None if it is."""
@@ -127,7 +127,7 @@ class TensorSpec:
         """``value`` itself if it is in the spec, otherwise a value near it that is; ``value`` is not changed.
 
         Numbers are rounded and limited; rows of OneHot are drawn by their weights. Raises UsageError for a shape that does not
-        fit, SpecError for NaN.
+        fit, SchemaError for NaN.
         """
         raise NotImplementedError
 
@@ -200,7 +200,7 @@ class _LeafSpec(TensorSpec):
                 f"{value.dtype} {list(value.shape)} cannot become {self._dtype} [..., {list(self._shape)}]"
             )
         if value.is_floating_point() and value.isnan().any():
-            raise SpecError("no value of the spec is near NaN")
+            raise SchemaError("no value of the spec is near NaN")
         return self._project(value)
 
     def _holds(self, value: Tensor) -> bool:

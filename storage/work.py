@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnfinishedDatasetError
+from ..errors import DatasetExistsError
 from .checksums import crc32c
 from .durable import is_about_reader, write_atomically
 from .folder import RAW, RUN, DatasetPlace, holds_files, remove_links
@@ -32,7 +32,7 @@ class Work:
 
     ``restart``: discard unfinished work, unless an earlier restart with the same fingerprint began it. ``continues``: whether
     another run can continue this one's work; otherwise the next one discards it (and ``discarded`` is set). Raises
-    UnfinishedDatasetError for unfinished work of another fingerprint.
+    DatasetExistsError for unfinished work of another fingerprint.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class Work:
         run = read_run(place.working)
         return run.get("fingerprint") == fingerprint and (not restart or bool(run.get("restart")))
 
-    def _refusal(self, fingerprint: str, asked: str) -> UnfinishedDatasetError:
+    def _refusal(self, fingerprint: str, asked: str) -> DatasetExistsError:
         message = f"an unfinished {self.place.id} exists, started with other options, shards or source files"
         command = command_of(self.folder)
         how = f"continue it with `{command}`" if command else "continue it with the options it was started with"
         if command and command == asked:  # the same words: what they name has changed
             how = "undo what was changed since (a file that it reads, or its code) to continue"
-        return UnfinishedDatasetError(message, hint=f"{how}, or start over with --force")
+        return DatasetExistsError(message, hint=f"{how}, or start over with --force", unfinished=True)
 
     def remember(self, name: str, content: Any) -> None:
         """Record something for the next run; durable when this returns."""

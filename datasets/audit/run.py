@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Protocol
 
 from ... import settings
-from ...errors import NotADatasetError, RbdataError, SchemaError, UsageError
+from ...errors import DatasetNotFoundError, RbdataError, SchemaError, UsageError
 from ...storage import plugins
 from ...storage.bounds import LeafBounds, leaf_bounds
 from ...storage.dataset import Dataset
@@ -48,12 +48,12 @@ def open_for_audit(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
 ) -> Dataset:
-    """A dataset by id, path or URL. Raises NotADatasetError for raw data, with the command that converts them."""
+    """A dataset by id, path or URL. Raises DatasetNotFoundError for raw data, with the command that converts them."""
     if is_remote(id_or_path):
         return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
     try:
         return local.open_dataset(id_or_path, root)
-    except NotADatasetError as error:
+    except DatasetNotFoundError as error:
         path = settings.expanded(os.fspath(id_or_path))
         if path.exists() and not (path.is_dir() and not any(path.iterdir())):
             name = "my/" + (path.stem or "data").replace(" ", "_")

@@ -206,7 +206,7 @@ def _list_folder(fs: Any, path: str) -> list[dict[str, Any]]:
 
 
 def _read_s3_range(fs: Any, path: str, start: int, length: int, version: str) -> bytes:
-    """A range of a version of an object. Raises ObjectChangedError if the store has another one, and as `check_first`."""
+    """A range of a version of an object. Raises ChecksumError if the store has another one, and as `check_first`."""
     from fsspec.asyn import sync
 
     bucket, key, _ = fs.split_path(path)

@@ -213,7 +213,7 @@ def stated_checksums(headers: Mapping[str, str]) -> dict[str, str]:
 def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapping[str, str]) -> int:
     """How many leading bytes to skip in this response to a request for `bytes=offset-`.
 
-    Raises ObjectChangedError if the response is of another version of the object, FetchError if it is invalid.
+    Raises ChecksumError if the response is of another version of the object, FetchError if it is invalid.
     """
     first, total = content_range(headers)
     # Compare an ETag only with an ETag: some servers state one for GET and none for HEAD.

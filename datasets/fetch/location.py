@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from ...errors import FetchError, ObjectChangedError, ObjectNotFoundError, UsageError
+from ...errors import ChecksumError, FetchError, ObjectNotFoundError, UsageError
 from ...storage.folder import RAW
 from ...storage.threads import map_in_threads
 from .retries import MISSING, NO_RANGES, FetchOptions, call_with_retries, transient, translated
@@ -262,7 +262,7 @@ class Location:
     def open(self, obj: RemoteObject, offset: int = 0) -> Generator[bytes, None, None]:
         """A generator of the object's stored bytes from `offset`, in pieces of up to 1 MiB; one attempt.
 
-        Raises ObjectChangedError if the location holds another version than `obj.version` (if stated), and
+        Raises ChecksumError if the location holds another version than `obj.version` (if stated), and
         TransientFetchError if the connection is lost or times out. Closing the generator closes its connection.
         """
         check_path(require_inside(obj, self.url))
@@ -382,9 +382,7 @@ class DirectoryLocation(Location):
                 piece = file.read(min(PIECE, left))
                 if obj.version is not None and obj.version != _version(os.fstat(file.fileno())):
                     message = f"{obj.url} was changed while it was being read"
-                    raise ObjectChangedError(
-                        message, hint="wait until the file is complete, then run the command again"
-                    )
+                    raise ChecksumError(message, hint="wait until the file is complete, then run the command again")
                 if not piece:
                     return
                 left -= len(piece)

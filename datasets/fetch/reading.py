@@ -117,9 +117,9 @@ def stream(
     `verifier` must have processed the first `start` bytes; without one, a stream that does not start at 0 is verified by
     size only. `on_bytes` is called with the length of each piece, `on_retry` with a `Retry` before each wait.
 
-    Raises ChecksumError at the end; ObjectChangedError, ForbiddenError and ObjectNotFoundError at once; and
-    TransientFetchError after the last attempt. Bytes yielded before an error are not verified, and neither are those of
-    an object without stated size and checksum.
+    Raises ChecksumError at the end, or at once for an object that was replaced; ForbiddenError and ObjectNotFoundError at
+    once; and TransientFetchError after the last attempt. Bytes yielded before an error are not verified, and neither are
+    those of an object without stated size and checksum.
     """
     obj = pin(location, obj)
     verifier = verifier or Verifier(obj, start)

@@ -18,10 +18,10 @@ from http import HTTPStatus
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from ...errors import (
+    ChecksumError,
     FetchError,
     ForbiddenError,
     MissingExtraError,
-    ObjectChangedError,
     ObjectNotFoundError,
     RbdataError,
     TransientFetchError,
@@ -89,10 +89,10 @@ def transient(message: str, *, hint: str = LATER, retry_after: float | None = No
     return error
 
 
-def replaced(url: str, change: str = "") -> ObjectChangedError:
+def replaced(url: str, change: str = "") -> ChecksumError:
     """The error for an object that the location has in another version; ``change`` states the difference."""
     message = f"{url} was replaced while it was being read" + (f": {change}" if change else "")
-    return ObjectChangedError(message, hint="run the command again; the bytes of the old version are discarded")
+    return ChecksumError(message, hint="run the command again; the bytes of the old version are discarded")
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:

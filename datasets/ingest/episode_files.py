@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ...errors import CorruptSourceError, ObjectChangedError
+from ...errors import ChecksumError, CorruptSourceError
 from ...storage.checksums import Crc32c, crc32c, hash_file
 from ...storage.folder import RAW, remove_tree
 from ..fetch import Location, RemoteObject, fetch_to_file, read_all, resolve
@@ -377,14 +377,14 @@ def _column(key: str, rows: Rows, is_state: bool) -> Column:
 
 
 def _object_record(raw: RawObject, path: Path | None, stream: CountedStream | None) -> dict[str, Any]:
-    """The manifest's record of an object that was read. Raises ObjectChangedError if it is not the object that was found."""
+    """The manifest's record of an object that was read. Raises ChecksumError if it is not the object that was found."""
     if stream is not None:
         record = {"name": raw.path, "size": stream.fetched, "crc32c": stream.crc32c}
     else:
         assert path is not None
         record = {"name": raw.path, "size": path.stat().st_size, "crc32c": hash_file(path, Crc32c()).hexdigest()}
     if not _is_of(record, raw):
-        raise ObjectChangedError(f"{raw.item.url} changed while it was read", hint="run the command again")
+        raise ChecksumError(f"{raw.item.url} changed while it was read", hint="run the command again")
     return record
 
 

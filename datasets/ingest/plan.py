@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CorruptSourceError, DamagedDatasetError, DatasetExistsError, UnfinishedDatasetError
+from ...errors import CorruptSourceError, DamagedDatasetError, DatasetExistsError
 from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.join import Piece
 from ...storage.leaf import Leaf
@@ -203,11 +203,12 @@ class Plan:
             raise CorruptSourceError(f"{unit.name} is unlike the first: {odd}")
 
     def _check_digest(self) -> None:
-        """Raise UnfinishedDatasetError if the parts that are there were made from other data."""
+        """Raise DatasetExistsError if the parts that are there were made from other data."""
         before, now = self.work.remembered("digest"), self.reader.digest
         if before not in (None, now) and self.work.holds_work():
             message = f"the source files of the unfinished {self.place.id} have changed since it was started"
-            raise UnfinishedDatasetError(message, hint=f"start over with --force ({self.work.folder})")
+            hint = f"start over with --force ({self.work.folder})"
+            raise DatasetExistsError(message, hint=hint, unfinished=True)
         if before != now:
             self.work.remember("digest", now)
 

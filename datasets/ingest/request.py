@@ -16,15 +16,14 @@ from typing import Any, Literal, TypeVar
 
 from ...errors import (
     DatasetExistsError,
-    FormatVersionError,
-    NotADatasetError,
+    DatasetNotFoundError,
     ObjectNotFoundError,
     RbdataError,
     UsageError,
 )
 from ...storage.folder import DatasetPlace
 from ...storage.keywords import refuse_empty
-from ...storage.manifest import Manifest, read_manifest
+from ...storage.manifest import FILENAME, Manifest, read_manifest
 from ...storage.schema import LARGE_ROW, Schema
 from ..fetch import FetchOptions
 from ..workers.task import Engine, OnOutput, TaskProgress, write_to_stderr
@@ -221,9 +220,9 @@ def find_existing(place: DatasetPlace, request: Request) -> Manifest | None:
         return None
     try:
         manifest = read_manifest(place.path)
-    except FormatVersionError:
-        raise
-    except NotADatasetError:
+    except DatasetNotFoundError:
+        if (place.path / FILENAME).exists():  # of a newer rbdata, or of another program
+            raise
         place.check_free()
         return None
     if manifest.id != place.id and manifest.id.lower() == place.id.lower():

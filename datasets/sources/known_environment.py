@@ -16,7 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import MissingExtraError, RbdataError, UsageError, is_interrupt, reason
+from ...errors import MissingExtraError, RbdataError, UsageError, reason
 
 #: What registers environments: a pattern of ids, the module, what to install.
 _PACKAGES = (
@@ -70,9 +70,7 @@ def making(name: str, hint: str) -> Iterator[None]:
         found = _package_of(name)
         hint = f"pip install {found[1]}" if found else hint
         raise MissingExtraError(f"{name} cannot be made: {reason(problem)}", hint=hint) from problem
-    except BaseException as problem:
-        if is_interrupt(problem):
-            raise
+    except Exception as problem:
         message = f"{name} cannot be made: {type(problem).__name__}: {reason(problem)}"
         raise RbdataError(message, hint=f"try it in Python: gymnasium.make({name!r})") from problem
 

@@ -77,11 +77,11 @@ class RemoteFiles(Protocol):
     def read(self, path: str, start: int, stop: int) -> bytes:
         """Bytes ``start..stop-1`` of a file, with retries.
 
-        Raises ObjectChangedError if the file is no longer that of this version, and the other fetch errors.
+        Raises ChecksumError if the file is no longer that of this version, and the other fetch errors.
         """
 
     def check(self) -> None:
-        """Raise ObjectChangedError if the dataset was replaced since this version was opened."""
+        """Raise ChecksumError if the dataset was replaced since this version was opened."""
 
 
 class BlockLayout:

@@ -24,7 +24,6 @@ from tensordict import is_tensor_collection
 
 from ...errors import (
     PassRestartedWarning,
-    RowIndexError,
     SamplingError,
     SchemaError,
     UnknownKeyError,
@@ -310,7 +309,7 @@ class ReplayBuffer:
             if self.storage.ndim == 1 and is_part_of_all(index):
                 try:
                     index = torch.arange(count, device="cpu")[row_index(index, count, "record")]
-                except RowIndexError as error:
+                except UnknownKeyError as error:
                     raise NoRecordError(error.message) from error
             rows = self.storage.flat(index)
             if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:

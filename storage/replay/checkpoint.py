@@ -27,8 +27,8 @@ from tensordict import TensorDict, is_non_tensor, is_tensor_collection, is_tenso
 from ...errors import (
     DamagedDatasetError,
     DatasetExistsError,
+    DatasetNotFoundError,
     DiskError,
-    NotADatasetError,
     RbdataError,
     UsageError,
     reason,
@@ -136,7 +136,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     folder = folder.absolute()
     _restore(folder)
     if not (folder / STATE).exists() and not (folder / TENSORS).exists():
-        raise NotADatasetError(f"{folder} is not a checkpoint")
+        raise DatasetNotFoundError(f"{folder} is not a checkpoint")
     record = read_json(folder / STATE)
     try:
         if record["format_version"] != FORMAT_VERSION:

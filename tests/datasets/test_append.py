@@ -20,7 +20,7 @@ from rbdata.cli import run as command_line
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.repair import repair
 from rbdata.datasets.sources.arrays.reader import TablesUnit
-from rbdata.errors import DamagedDatasetError, DatasetExistsError, UnfinishedDatasetError, UsageError
+from rbdata.errors import DamagedDatasetError, DatasetExistsError, UsageError
 from rbdata.storage import join, part_file
 from rbdata.storage.manifest import write_manifest
 
@@ -266,7 +266,7 @@ def test_an_interrupted_append_is_not_continued_onto_another_dataset(monkeypatch
     shutil.rmtree(path)
     rbdata.from_episodes(episodes(7, 5), "my/x", root="elsewhere")
     Path("elsewhere/my/x").rename(path)
-    with pytest.raises(UnfinishedDatasetError):
+    with pytest.raises(DatasetExistsError):
         rbdata.from_episodes(failing, "my/x", append=True, identity="v1")
 
 

@@ -22,11 +22,10 @@ from rbdata.datasets.remote import open_remote
 from rbdata.errors import (
     ChecksumError,
     DatasetExistsError,
+    DatasetNotFoundError,
     FetchError,
     ForbiddenError,
     MissingExtraError,
-    NotADatasetError,
-    ObjectChangedError,
     ObjectNotFoundError,
     TransientFetchError,
     UsageError,
@@ -203,7 +202,7 @@ def test_a_licence_is_asked_for(server: HubServer, root: Path, capsys, monkeypat
     [
         ("preupload", 429, {"Retry-After": "17"}, TransientFetchError, "17 s"),
         ("/commit/", 429, {"Retry-After": "17"}, TransientFetchError, "17 s"),
-        ("/commit/", 412, {}, ObjectChangedError, "push again"),
+        ("/commit/", 412, {}, ChecksumError, "push again"),
         ("/commit/", 401, {}, FetchError, ""),
         ("/commit/", 403, {}, ForbiddenError, "may write"),
         ("/commit/", 503, {}, TransientFetchError, "push again"),
@@ -268,7 +267,7 @@ def test_what_cannot_be_read(server: HubServer, root: Path, tmp_path: Path, monk
     assert "accept its terms" in (gated.value.hint or "")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     server.repositories["me/y"].commit({"a.txt": b"x"})
-    with pytest.raises(NotADatasetError):
+    with pytest.raises(DatasetNotFoundError):
         open_remote("hf://datasets/me/y", fetch=QUICK)
     assert run(["download", "hf://datasets/me/y", "--root", str(tmp_path)]) != 0
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rbdata.datasets.fetch import FetchOptions, fetch_to_file, open_location, read_all, stream
 from rbdata.errors import (
+    ChecksumError,
     ForbiddenError,
     MissingExtraError,
-    ObjectChangedError,
     ObjectNotFoundError,
     TransientFetchError,
     UsageError,
@@ -85,9 +85,9 @@ def test_an_object_replaced_meanwhile_is_noticed(server: S3Server) -> None:
     pieces = location.open(obj)
     next(pieces)
     server.client.put_object(Bucket="reading", Key="other/x", Body=b"b" * 2_000_000)
-    with pytest.raises(ObjectChangedError):
+    with pytest.raises(ChecksumError):
         list(pieces)
-    with pytest.raises(ObjectChangedError):
+    with pytest.raises(ChecksumError):
         list(location.open(obj, 5))
 
 

@@ -26,7 +26,7 @@ from pyarrow import csv, parquet
 from rbdata.datasets import acquire, own_data
 from rbdata.datasets.ingest.request import Listener
 from rbdata.datasets.sources.arrays.reader import TablesUnit
-from rbdata.errors import CorruptSourceError, DatasetExistsError, UnfinishedDatasetError, UsageError
+from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
 from tensordict import TensorDict
 
 N = 300
@@ -903,9 +903,9 @@ def test_other_episodes_are_not_added_to_those_that_are_there() -> None:
     with pytest.raises(ZeroDivisionError):
         rbdata.from_episodes(Begun(made, fails=600), "my/x", identity="v1")
     for other, identity in ((made, "v2"), (episodes([4] * 700), "v1")):
-        with pytest.raises(UnfinishedDatasetError, match="begun with other episodes"):
+        with pytest.raises(DatasetExistsError, match="begun with other episodes"):
             rbdata.from_episodes(Begun(other), "my/x", identity=identity)
-    with pytest.raises(UnfinishedDatasetError):
+    with pytest.raises(DatasetExistsError):
         rbdata.from_episodes(made, "my/x")
     assert_episodes(rbdata.open_dataset(rbdata.from_episodes(made, "my/x", force=True)), made)
 

@@ -18,7 +18,7 @@ import torch
 from rbdata.cli import run
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.remote import open_remote, verify_remote
-from rbdata.errors import DamagedDatasetError, DiskError, NotADatasetError, ObjectChangedError
+from rbdata.errors import ChecksumError, DamagedDatasetError, DatasetNotFoundError, DiskError
 from rbdata.storage import dataset as dataset_module
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
@@ -168,7 +168,7 @@ class TestBadInput:
             rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path, cache_limit="5kB")
 
     def test_a_url_that_holds_something_else(self, mirror, tmp_path):
-        with pytest.raises(NotADatasetError, match="1 folder: my") as failure:
+        with pytest.raises(DatasetNotFoundError, match="1 folder: my") as failure:
             rbdata.open_dataset(mirror.as_uri(), cache_dir=tmp_path)
         assert "mirror ls" in str(failure.value.hint)
 
@@ -203,7 +203,7 @@ class TestBadInput:
         file = store_copy / "observation.memmap"
         data = file.read_bytes()
         file.write_bytes(data[::-1])
-        with pytest.raises(ObjectChangedError):
+        with pytest.raises(ChecksumError):
             remote.read(torch.arange(100))
 
     def test_damage_in_the_store(self, store_copy, tmp_path):

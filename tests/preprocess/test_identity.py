@@ -10,7 +10,7 @@ import pytest
 import rbdata
 import torch
 from preprocess_tools import double_rewards, make_input, run
-from rbdata.errors import DatasetExistsError, FunctionError, UnfinishedDatasetError
+from rbdata.errors import DatasetExistsError, FunctionError
 from rbdata.preprocess.functions import find_builtin
 from rbdata.preprocess.request import Listener, Request
 from rbdata.preprocess.run import preprocess
@@ -88,7 +88,7 @@ class TestText:
         with pytest.raises(KeyboardInterrupt):
             preprocess(request, Listener(on_part_done=stop))
         (here / "helper.py").write_text("gain = 30\n")
-        with pytest.raises(UnfinishedDatasetError, match=r"another function.*helper\.py"):
+        with pytest.raises(DatasetExistsError, match=r"another function.*helper\.py"):
             preprocess(request)
 
     def test_a_file_that_is_edited_while_the_run_starts(self, here):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rbdata.errors import DamagedDatasetError, NotADatasetError
+from rbdata.errors import DamagedDatasetError, DatasetNotFoundError
 from rbdata.storage import manifest as manifests
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import TERMINATED, TRUNCATED, EpisodeTable
@@ -400,7 +400,7 @@ def test_verify_on_a_failing_disk(tmp_path, monkeypatch):
 
 
 def test_verify_without_a_usable_manifest(tmp_path):
-    with pytest.raises(NotADatasetError):
+    with pytest.raises(DatasetNotFoundError):
         verify(tmp_path)
     folder = write_dataset(tmp_path, EPISODES)
     (folder / FILENAME).write_text("{")

@@ -19,7 +19,7 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.errors import DamagedDatasetError, NotADatasetError, UsageError
+from rbdata.errors import DamagedDatasetError, DatasetNotFoundError, UsageError
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.computed_rows import ConstantRows
 from rbdata.storage.dataset import Dataset
@@ -422,7 +422,7 @@ def test_in_a_data_loader(dataset, workers):
 
 def test_no_dataset(tmp_path):
     for path in (tmp_path, tmp_path / "nothing", str(tmp_path)):
-        with pytest.raises(NotADatasetError):
+        with pytest.raises(DatasetNotFoundError):
             Dataset(path)
 
 

@@ -138,10 +138,10 @@ def test_what_is_no_index_is_refused_and_nothing_is_written(storage, room):
     buffer = filled(storage, room)
     for index in WRONG:
         for container in (buffer, buffer.storage):
-            with pytest.raises(errors.RowIndexError) as caught:
+            with pytest.raises(errors.UnknownKeyError) as caught:
                 container[index]
             assert isinstance(caught.value, IndexError)
-            assert caught.value.code == "usage"
+            assert caught.value.code == "unknown_key"
         with pytest.raises(errors.SamplingError):
             buffer.sample_at(index)
         with pytest.raises((errors.SchemaError, errors.UsageError)):
@@ -158,7 +158,7 @@ def test_indices_of_more_dimensions(storage):
     assert buffer[:]["a"].tolist() == [0, 11, 12, 3, 14, 15]
     with pytest.raises(errors.SchemaError):
         buffer[index] = records([1, 2])
-    with pytest.raises(errors.RowIndexError):
+    with pytest.raises(errors.UnknownKeyError):
         buffer[1, 2]
 
 
@@ -179,7 +179,7 @@ def test_storages_of_more_dimensions():
     assert buffer[:, [0, -1]]["a"].tolist() == [[0, 3], [4, 7]]
     assert buffer.sample_at(torch.tensor([[1, 1]]))["a"].tolist() == buffer.storage[[1], [1]]["a"].tolist()
     for index in (5, [0, 9], (0, 9), 1.5, (0, 0, 0), [True, False, True, True, True]):
-        with pytest.raises(errors.RowIndexError):
+        with pytest.raises(errors.UnknownKeyError):
             buffer[index]
 
 
@@ -197,9 +197,9 @@ def test_datasets_and_their_episodes(tmp_path):
         if has_batch(index):
             assert np.array_equal(read(buffer.sample_at(index), "action").reshape(-1), wanted.reshape(-1)), index
     for index in WRONG:
-        with pytest.raises(errors.RowIndexError):
+        with pytest.raises(errors.UnknownKeyError):
             dataset[index]
-        with pytest.raises(errors.RowIndexError):
+        with pytest.raises(errors.UnknownKeyError):
             buffer[index]
         with pytest.raises(errors.SamplingError):
             buffer.sample_at(index)
@@ -208,5 +208,5 @@ def test_datasets_and_their_episodes(tmp_path):
     assert dataset.episodes[last].start == 3
     odd: tuple[Any, ...] = (2, -3, [0, 2], [True], 1.0, True)
     for index in odd:
-        with pytest.raises(errors.RowIndexError):
+        with pytest.raises(errors.UnknownKeyError):
             dataset.episodes[index]

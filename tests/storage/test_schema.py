@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from rbdata.errors import DamagedDatasetError, FormatVersionError, NotADatasetError, SchemaError
+from rbdata.errors import DamagedDatasetError, DatasetNotFoundError, SchemaError
 from rbdata.storage import durable
 from rbdata.storage import manifest as manifests
 from rbdata.storage.durable import write_atomically
@@ -245,7 +245,7 @@ def test_newer_version(tmp_path):
     record = example().to_json()
     record["format_version"] = manifests.FORMAT_VERSION + 1
     (tmp_path / FILENAME).write_text(json.dumps(record))
-    with pytest.raises(FormatVersionError, match=f"format version {manifests.FORMAT_VERSION + 1}") as caught:
+    with pytest.raises(DatasetNotFoundError, match=f"format version {manifests.FORMAT_VERSION + 1}") as caught:
         read_manifest(tmp_path)
     assert "upgrade" in (caught.value.hint or "")
 
@@ -254,7 +254,7 @@ def test_newer_version(tmp_path):
 def test_version_of_another_kind(tmp_path, version):
     record = {**example().to_json(), "format_version": version}
     (tmp_path / FILENAME).write_text(json.dumps(record))
-    with pytest.raises(NotADatasetError):
+    with pytest.raises(DatasetNotFoundError):
         read_manifest(tmp_path)
 
 
@@ -268,7 +268,7 @@ def test_every_edited_byte_is_noticed(tmp_path):
         path.write_bytes(good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :])
         try:
             found = read_manifest(tmp_path)
-        except (NotADatasetError, DamagedDatasetError):
+        except (DatasetNotFoundError, DamagedDatasetError):
             continue
         assert found.to_json()["checksum"] == want, at
 
@@ -290,9 +290,9 @@ def test_truncated_at_every_byte(tmp_path):
         (b"\xff\xfe", DamagedDatasetError),
         (b"[" * 100_000, DamagedDatasetError),
         (b"1" * 5_000, DamagedDatasetError),
-        (b"[]", NotADatasetError),
-        (b"3", NotADatasetError),
-        (b'{"format": "other"}', NotADatasetError),
+        (b"[]", DatasetNotFoundError),
+        (b"3", DatasetNotFoundError),
+        (b'{"format": "other"}', DatasetNotFoundError),
         (b'{"format": "rbdata", "format_version": 1}', DamagedDatasetError),
     ],
 )
@@ -325,7 +325,7 @@ def test_missing_manifest(tmp_path):
     file = tmp_path / "file"
     file.touch()
     for folder in (tmp_path, tmp_path / "nothing", file):
-        with pytest.raises(NotADatasetError):
+        with pytest.raises(DatasetNotFoundError):
             read_manifest(folder)
 
 

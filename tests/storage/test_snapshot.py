@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rbdata.datasets import local
 from rbdata.datasets.local import list_local
-from rbdata.errors import DamagedDatasetError, DatasetBusyError, NotADatasetError, UsageError
+from rbdata.errors import DamagedDatasetError, DatasetBusyError, DatasetNotFoundError, UsageError
 from rbdata.storage import folder as folders
 from rbdata.storage import integrity, snapshot
 from rbdata.storage.dataset import Dataset
@@ -143,9 +143,9 @@ def test_damage_and_absence_are_told_at_once(tmp_path, monkeypatch):
     with pytest.raises(DamagedDatasetError, match=r"reward.memmap is missing"):
         Dataset(folder)
     (folder / FILENAME).unlink()
-    with pytest.raises(NotADatasetError):
+    with pytest.raises(DatasetNotFoundError):
         Dataset(folder)
-    with pytest.raises(NotADatasetError):
+    with pytest.raises(DatasetNotFoundError):
         Dataset(tmp_path / "nowhere")
     assert waited == [0.0] * 3
 

@@ -19,7 +19,7 @@ from rbdata import (
     OneHot,
     Unbounded,
 )
-from rbdata.errors import MissingExtraError, RbdataError, SpecError, UnknownKeyError, UsageError
+from rbdata.errors import MissingExtraError, RbdataError, SchemaError, UnknownKeyError, UsageError
 
 INFINITE, NAN = math.inf, math.nan
 SPECS = [
@@ -128,7 +128,7 @@ def test_projections():
     rows = OneHot(3).project(torch.tensor([[0, 1.0, 3]]).expand(4000, 3))
     assert 0.7 < rows[:, 2].float().mean() < 0.8 and not rows[:, 0].any()
     for spec in (Bounded(0, 1, 3), Categorical(2, (3,)), OneHot(3), Unbounded(3, dtype=torch.int8)):
-        with pytest.raises(SpecError, match="NaN"):
+        with pytest.raises(SchemaError, match="NaN"):
             spec.project(torch.tensor([0, NAN, 1]))
 
 
@@ -276,7 +276,7 @@ def test_values_of_composites():
     assert empty.is_in({}) and empty.project({}) == {} and empty.rand().keys(True, False)
     wrong = value.clone()
     wrong["b", "c"] += 5
-    with pytest.raises(SpecError, match="b: c: a number of it is outside Categorical"):
+    with pytest.raises(SchemaError, match="b: c: a number of it is outside Categorical"):
         spec.assert_is_in(wrong)
     fixed = spec.project(wrong)
     assert spec.is_in(fixed) and (wrong["b", "c"] >= 5).all() and (fixed["b", "c"] == 2).all() and "further" in fixed

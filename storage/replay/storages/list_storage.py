@@ -15,7 +15,7 @@ import torch
 from tensordict import is_tensor_collection
 from torch.utils import _pytree as pytree
 
-from ....errors import RowIndexError, SchemaError, UsageError
+from ....errors import SchemaError, UnknownKeyError, UsageError
 from ...row_index import row_index
 from .rows import check_no_gap, is_number, numbers_in, written_rows
 from .storage import Storage
@@ -54,7 +54,7 @@ class ListStorage(Storage):
         if isinstance(rows, slice):
             return self._records[rows]
         if rows.ndim != 1:
-            raise RowIndexError(f"an index of shape {list(rows.shape)} does not fit a list of records")
+            raise UnknownKeyError(f"an index of shape {list(rows.shape)} does not fit a list of records")
         return [self._records[place] for place in rows.tolist()]
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:

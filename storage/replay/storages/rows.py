@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from ....errors import RowIndexError, SamplingError, SchemaError, reason
+from ....errors import SamplingError, SchemaError, UnknownKeyError, reason
 from ...codecs import PLAIN
 from ...codecs.codec import Rows
 from ...memory_map import in_numpy, widest_word
@@ -131,7 +131,7 @@ def written_rows(cursor: Any, filled: int, given: int) -> slice | torch.Tensor:
     """The rows along the first dimension to write ``given`` records to: a slice of step 1, or numbers (int64 ``[n]``).
 
     Negative numbers, open slices and masks refer to the ``filled`` rows; for an empty storage an open slice is as long as the
-    data. Raises RowIndexError for numbers before the first row, and masks of another length.
+    data. Raises UnknownKeyError for numbers before the first row, and masks of another length.
     """
     if cursor is Ellipsis:
         cursor = slice(None)
@@ -144,7 +144,7 @@ def written_rows(cursor: Any, filled: int, given: int) -> slice | torch.Tensor:
     if isinstance(cursor, slice):
         ends = (cursor.start, cursor.stop, cursor.step)
         if not all(end is None or isinstance(end, (int, np.integer)) for end in ends) or cursor.step == 0:
-            raise RowIndexError(f"{cursor} is not a slice of records")
+            raise UnknownKeyError(f"{cursor} is not a slice of records")
         is_open = cursor.stop is None or cursor.stop < 0 or (cursor.start or 0) < 0
         if cursor.step in (None, 1) and not is_open:
             return slice(int(cursor.start or 0), max(int(cursor.start or 0), int(cursor.stop)))
@@ -159,11 +159,11 @@ def written_rows(cursor: Any, filled: int, given: int) -> slice | torch.Tensor:
     numbers = numbers_or_mask(cursor, "record")
     if numbers.dtype == torch.bool:
         if numbers.shape != (filled,):
-            raise RowIndexError(f"a mask of {list(numbers.shape)} for {filled} records")
+            raise UnknownKeyError(f"a mask of {list(numbers.shape)} for {filled} records")
         return numbers.nonzero()[:, 0]
     numbers = numbers.reshape(-1)
     if len(numbers) and int(numbers.min()) < -filled:
-        raise RowIndexError(f"there is no record {int(numbers.min())}: there are {filled}")
+        raise UnknownKeyError(f"there is no record {int(numbers.min())}: there are {filled}")
     return torch.where(numbers < 0, numbers + filled, numbers)
 
 
@@ -188,6 +188,6 @@ def check_no_gap(rows: slice | torch.Tensor, filled: int, capacity: int) -> None
         raise SchemaError(message, hint="rows are written in order: extend() and add() take the next ones")
 
 
-def index_error(index: Any, shape: Any, error: Exception) -> RowIndexError:
+def index_error(index: Any, shape: Any, error: Exception) -> UnknownKeyError:
     """The error for an index that does not fit records of a shape."""
-    return RowIndexError(f"{index!s:.60} does not fit records of shape {list(shape)}: {reason(error)}")
+    return UnknownKeyError(f"{index!s:.60} does not fit records of shape {list(shape)}: {reason(error)}")

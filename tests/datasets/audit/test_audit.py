@@ -12,7 +12,7 @@ import rbdata
 from paths import DATA
 from planted import Columns, play
 from rbdata.datasets.audit.findings import KINDS
-from rbdata.errors import NotADatasetError, UsageError
+from rbdata.errors import DatasetNotFoundError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 
 Change = Callable[[Columns], None]
@@ -377,7 +377,7 @@ def test_arrays_whose_successors_are_their_own_states(tmp_path):
 def test_an_empty_range_of_rewards(tmp_path, clean):
     with pytest.raises(UsageError):
         rbdata.audit(clean.write(tmp_path), reward_range=(1, 0))
-    with pytest.raises(NotADatasetError) as raised:
+    with pytest.raises(DatasetNotFoundError) as raised:
         rbdata.audit(DATA / "d4rl")
     assert "rbdata convert" in raised.value.hint
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from rbdata.errors import DamagedDatasetError, DiskError, ObjectChangedError
+from rbdata.errors import ChecksumError, DamagedDatasetError, DiskError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.manifest import read_manifest
 from rbdata.storage.remote import cache as block_cache
@@ -47,7 +47,7 @@ class Folder:
 
     def check(self) -> None:
         if self.replaced:
-            raise ObjectChangedError("replaced")
+            raise ChecksumError("replaced")
 
     @property
     def reads(self) -> list[str]:
@@ -132,7 +132,7 @@ def test_a_damaged_block_is_fetched_again_and_then_named(files, tmp_path):
     with pytest.raises(DamagedDatasetError, match=r"observation/blob: block \d+, bytes \d+-\d+ arrived damaged, twice"):
         dataset.read(torch.tensor([100]))
     files.replaced = True
-    with pytest.raises(ObjectChangedError):
+    with pytest.raises(ChecksumError):
         dataset.read(torch.tensor([100]))
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 from checkpoint_tools import filled, make
-from rbdata.errors import DatasetExistsError, DiskError, NotADatasetError, RbdataError
+from rbdata.errors import DatasetExistsError, DatasetNotFoundError, DiskError, RbdataError
 from replay_tools import equal, rollout
 from storage_tools import contents
 
@@ -29,11 +29,11 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 
 
 def test_not_a_checkpoint(tmp_path):
-    with pytest.raises(NotADatasetError):
+    with pytest.raises(DatasetNotFoundError):
         make().loads(tmp_path / "nothing")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
-    with pytest.raises(NotADatasetError):
+    with pytest.raises(DatasetNotFoundError):
         make().loads(tmp_path / "full")
     with pytest.raises(DatasetExistsError, match="not a checkpoint"):
         filled().dumps(tmp_path / "full")

@@ -19,7 +19,7 @@ from minari_tools import minari, with_root
 from minari_tools import play as play_for_minari
 from paths import SUPPORT
 from rbdata.datasets.sources.gymnasium import recorder
-from rbdata.errors import DatasetBusyError, DatasetExistsError, RbdataError, UnfinishedDatasetError, UsageError
+from rbdata.errors import DatasetBusyError, DatasetExistsError, RbdataError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
 from text_rows import text_of
@@ -160,7 +160,7 @@ def test_a_killed_loop_keeps_its_finished_episodes(root):
     with log.open("ab") as file:
         file.write(log.read_bytes()[:50])  # and what a kill in the middle of a write leaves
     assert [entry.state for entry in rbdata.list_datasets()] == ["partial"]
-    with pytest.raises(UnfinishedDatasetError):
+    with pytest.raises(DatasetExistsError):
         rbdata.Recorder(gymnasium.make("tests/Frames-v0"), name="killed", text="omit")
     env = rbdata.Recorder(gymnasium.make("tests/Frames-v0"), name="killed")
     assert env.counts == (25, 5)

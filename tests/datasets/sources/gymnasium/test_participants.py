@@ -12,7 +12,7 @@ import pytest
 import rbdata
 from gymnasium.wrappers import TimeLimit
 from rbdata.datasets.sources.gymnasium.reader import PolicyReader
-from rbdata.errors import DatasetExistsError, UnfinishedDatasetError, UsageError
+from rbdata.errors import DatasetExistsError, UsageError
 
 gymnasium_envs.register()
 
@@ -156,7 +156,7 @@ def test_a_loop_is_not_continued_in_another_environment(kind):
     with pytest.raises(ZeroDivisionError), rbdata.Recorder(one(), name="loop") as env:
         play(env, 7)
         raise ZeroDivisionError
-    with pytest.raises(UnfinishedDatasetError):
+    with pytest.raises(DatasetExistsError):
         rbdata.Recorder(other(), name="loop")
     with rbdata.Recorder(one(), name="loop") as env:
         play(env, 4)
