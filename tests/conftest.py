@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+from contextlib import suppress
+from multiprocessing import forkserver
 
 import pytest
 from effort import examples
@@ -36,6 +38,15 @@ _PRELOAD = [
 _set_preload = multiprocessing.set_forkserver_preload
 multiprocessing.set_forkserver_preload = lambda modules: _set_preload([*modules, *_PRELOAD])
 multiprocessing.set_forkserver_preload([])
+
+
+def _ensure_running(plain=forkserver._forkserver.ensure_running):
+    """A forked child of a test uses the server of its parent. It would start one of its own, which imports torch."""
+    with suppress(ChildProcessError):
+        plain()
+
+
+forkserver._forkserver.ensure_running = forkserver.ensure_running = _ensure_running
 
 # Once, not before every test: fixtures of whole modules set some of these. Test processes that tests start inherit it.
 for _name in list(os.environ):
