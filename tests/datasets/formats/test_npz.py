@@ -54,7 +54,7 @@ def test_arrays_are_those_that_numpy_reads(given, compress):
 
 def test_rows_of_several_arrays_are_read_in_turns(tmp_path):
     rng = np.random.default_rng(0)
-    given = {name: rng.integers(0, 9, (40, 512, 512), np.uint8) for name in "ab"}
+    given = {name: np.tile(rng.integers(0, 9, (40, 1, 512), np.uint8), (1, 512, 1)) for name in "ab"}
     (tmp_path / "x.npz").write_bytes(packed(**given))
     with NpzArchive(tmp_path / "x.npz", "x.npz") as archive:
         pairs = list(zip(archive.blocks("a"), archive.blocks("b")))

@@ -93,7 +93,7 @@ def test_sound_parts_are_kept(layout, stopped, truth, tmp_path):
 
 @pytest.mark.parametrize(
     ("layout", "damage"),
-    [*((layout, damage) for layout in ("raw", "zstd") for damage in DAMAGE), ("ted", "flipped")],
+    [*(("zstd", damage) for damage in DAMAGE), ("raw", "zeroed"), ("raw", "short"), ("ted", "flipped")],
 )
 def test_every_file_damaged(layout, damage, stopped, truth, tmp_path):
     files = contents(DatasetPlace(stopped[layout], "my/test").working)
@@ -108,8 +108,8 @@ def test_every_file_damaged(layout, damage, stopped, truth, tmp_path):
             assert run.made == [1, 3]  # the others are kept
 
 
-@pytest.mark.parametrize("layout", ["raw", "zstd"])
-def test_nothing_is_written_through_links(layout, stopped, truth, tmp_path):
+def test_nothing_is_written_through_links(stopped, truth, tmp_path):
+    layout = "zstd"
     outside = tmp_path / "outside"
     outside.write_bytes(b"precious")
     for number, name in enumerate(contents(DatasetPlace(stopped[layout], "my/test").working)):
@@ -139,11 +139,11 @@ def test_a_folder_that_became_a_link(name, stopped, truth, tmp_path):
     assert contents(elsewhere) == before
 
 
-@pytest.mark.parametrize("layout", ["raw", "zstd"])
-def test_the_record_of_the_run_cut_short(layout, stopped, truth, tmp_path):
+def test_the_record_of_the_run_cut_short(stopped, truth, tmp_path):
     """Nothing states then what the parts are of: they are made again."""
+    layout = "raw"
     record = contents(DatasetPlace(stopped[layout], "my/test").working)[RUN]
-    for at in (0, 1, 8, 9, 20, len(record) - 1, len(record)):
+    for at in (0, 9, len(record) - 1, len(record)):
         for rest in (b"", b"\0" * 10, b'{"units": 4}'):
             run = begun(stopped, layout, tmp_path / "root")
             (run.place.working / RUN).write_bytes(record[:at] + rest)

@@ -390,8 +390,8 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_trap_18_memory_is_bounded(tmp_path):
-    """A shard of 850 MB is converted in far less memory than that."""
-    rows = 120_000
+    """A shard of 500 MB is converted in far less memory than that."""
+    rows = 70_000
     terminal = np.zeros(rows, np.uint8)
     terminal[2_000::2_000] = 1
     save_shard(tmp_path / "raw", 0, rows - 1, terminal)

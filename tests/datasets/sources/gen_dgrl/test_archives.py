@@ -243,14 +243,15 @@ def test_a_broken_connection_is_resumed_and_a_cut_archive_is_an_error(tmp_path):
         assert_holds(get("chaser-1M_E", tmp_path / "other root", server.url), expected(file))
 
 
-def test_a_bomb_is_an_error(tmp_path):
+def test_a_bomb_is_an_error(tmp_path, monkeypatch):
     """A pickle that asks for an array of 8 TB, and an archive that unpacks to more than an episode has."""
+    monkeypatch.setattr("rbdata.datasets.sources.gen_dgrl.reader._MOST_BYTES", 32 << 20)
     good = episode(3, side=16)
     name = f"chaser/{gen_dgrl_truth.file_name(good, 0)}"
     whole = packed(good, protocol=3)
     shape = whole.index(b"K\x04K\x03K\x10K\x10")  # of the observations
     wide = whole[:shape] + b"K\x04J\xff\xff\xff\x7fK\x10K\x10" + whole[shape + 8 :]
-    for number, (data, problem) in enumerate(((wide, "damaged pickle"), (bytes((512 << 20) + 1), "too many for one"))):
+    for number, (data, problem) in enumerate(((wide, "damaged pickle"), (bytes((32 << 20) + 1), "too many for one"))):
         write_files(tmp_path / "raw" / EXPERT / "chaser.tar.xz", {name: data})
         with pytest.raises(CorruptSourceError, match=problem):
             get("chaser-1M_E", tmp_path / f"root{number}", tmp_path / "raw")

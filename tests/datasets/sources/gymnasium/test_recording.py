@@ -222,7 +222,7 @@ def test_a_seed_repeats_everything(tmp_path, count):
 
 
 def test_memory_is_bounded(tmp_path):
-    """70,000 frames of 7 KB are half a gigabyte; what is kept of them at a time is a few blocks."""
+    """25,000 frames of 7 KB are 175 MB; what is kept of them at a time is a few blocks."""
     code = """
 import resource, sys
 import gymnasium_envs
@@ -235,12 +235,12 @@ def go(name, steps):
     options = ConvertOptions(extra={"steps": steps})
     download(Request("gymnasium/tests/Frames-v0", root=Path(sys.argv[1]) / name, options=options, procs=0))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-few = go("few", 12_000)
-print(go("many", 40_000) - few)
+few = go("few", 10_000)
+print(go("many", 25_000) - few)
 """
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=SUPPORT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 30  # MiB more for 200 MB more of frames
+    assert float(run.stdout) < 30  # MiB more for 105 MB more of frames
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "tests/Frames-v0"])
