@@ -220,7 +220,6 @@ WIDTH, GAP = 38, 3
 HEIGHT = 4
 
 _RISING = " ▁▂▃▄▅▆▇█"
-_GROWING = " ▏▎▍▌▋▊▉█"
 
 
 def chart(title: str, histogram: Histogram) -> list[str]:
@@ -236,26 +235,29 @@ def chart(title: str, histogram: Histogram) -> list[str]:
 
 
 def _bars(histogram: Histogram) -> list[str]:
-    """Each value with its share and a bar to the right."""
+    """Each value with its share and a bar to the right: a line, so that equal bars stay apart."""
     names, shares = [_brief(value) for value in histogram.values], [exact_percent(one) for one in histogram.shares]
     left, right = max(map(len, names)), max(map(len, shares))
     bar_width, peak = max(4, WIDTH - left - right - 5), max(histogram.counts)
-    bars = [_bar(count / peak, bar_width) for count in histogram.counts]
+    bars = []
+    for count in histogram.counts:
+        full, half = divmod(max(round(count / peak * bar_width * 2), int(count > 0)), 2)
+        bars.append("━" * full + "╸" * half)
     return [f"  {a.rjust(left)}  {b.rjust(right)} {bar}".rstrip() for a, b, bar in zip(names, shares, bars)]
 
 
 def _bins(histogram: Histogram) -> list[str]:
-    """Columns that rise from an axis with the smallest and the largest value."""
-    counts, peak = histogram.counts, max(histogram.counts)
+    """Columns that rise from an axis with the smallest and the largest value, a space between two."""
+    counts = _in_pairs(histogram.counts) if len(histogram.counts) > 14 else histogram.counts
+    peak = max(counts)
     top = f"{peak / 1000:.3g}k" if peak > 999 else str(peak)
     margin = max(2, len(top))
-    # A bin takes up to three characters, so that charts of few bins are not tiny.
-    bin_width = max(1, min(3, (WIDTH - margin - 4) // len(counts)))
-    span = bin_width * len(counts)
+    bar_width = 1 if len(counts) > 9 else 2
+    span = (bar_width + 1) * len(counts) - 1
     lines = []
     for row in reversed(range(HEIGHT)):
-        cells = [_cell(count / peak * HEIGHT - row, count > 0 and row == 0) * bin_width for count in counts]
-        lines.append(f"  {(top if row == HEIGHT - 1 else '').rjust(margin)} │{''.join(cells).rstrip()}")
+        cells = [_cell(count / peak * HEIGHT - row, count > 0 and row == 0) * bar_width for count in counts]
+        lines.append(f"  {(top if row == HEIGHT - 1 else '').rjust(margin)} │{' '.join(cells).rstrip()}")
     low, high = _brief(histogram.low or 0), _brief(histogram.high or 0)
     lines.append(f"  {'0'.rjust(margin)} └{'─' * span}")
     lines.append(f"  {' ' * margin}  {low}{high.rjust(max(span - len(low), len(high) + 1))}")
@@ -264,11 +266,13 @@ def _bins(histogram: Histogram) -> list[str]:
 
 def sparkline(histogram: Histogram) -> str:
     """The histogram on one line: a character per value, or per two bins."""
-    counts: Sequence[int] = histogram.counts
-    if histogram.edges:
-        counts = [sum(counts[first : first + 2]) for first in range(0, len(counts), 2)]
+    counts = _in_pairs(histogram.counts) if histogram.edges else histogram.counts
     peak = max(counts, default=1) or 1
     return "".join(_cell(count / peak, count > 0) for count in counts)
+
+
+def _in_pairs(counts: Sequence[int]) -> Sequence[int]:
+    return [sum(counts[first : first + 2]) for first in range(0, len(counts), 2)]
 
 
 def side_by_side(charts: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -289,9 +293,3 @@ def _brief(number: float) -> str:
 def _cell(height: float, visible: bool) -> str:
     """The character for a cell filled up to ``height`` (1 is full); a ``visible`` one is never empty."""
     return _RISING[max(round(min(max(height, 0.0), 1.0) * 8), int(visible))]
-
-
-def _bar(share: float, width: int) -> str:
-    """A bar of ``share`` of the width, in eighths of a character."""
-    full, rest = divmod(max(round(share * width * 8), 1) if share > 0 else 0, 8)
-    return _GROWING[-1] * full + (_GROWING[rest] if rest else "")

@@ -22,14 +22,20 @@ def test_charts_fit(name):
 def test_what_a_chart_shows():
     assert chart("reward", count_values(np.array([0] * 9 + [1]))) == [
         "reward",
-        "  0  90% █████████████████████████████",
-        "  1  10% ███▎",
+        "  0  90% ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━",
+        "  1  10% ━━━",
     ]
     assert chart("length", count_values(np.full(9, 1000))) == ["length", "  always 1,000"]
     assert chart("return", count_values(np.array([np.nan] * 2)))[1:] == ["  not finite: 2"]
     lines = chart("steps", count_values(np.repeat(np.arange(14), np.arange(14) * 100)))
     assert lines[1].split()[0] == "1.3k"
     assert lines[-1].split() == ["1", "13"]
+
+
+def test_equal_neighbours_stay_apart():
+    columns = chart("x", count_values(np.arange(60_000) / 7))
+    assert columns[1].count("█ █") > 5 and "██" not in "".join(columns)
+    assert chart("x", count_values(np.repeat([0, 1], 5)))[1:] == ["  0  50% " + "━" * 29, "  1  50% " + "━" * 29]
 
 
 def test_charts_stand_side_by_side_where_there_is_room():
