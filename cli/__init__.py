@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ..errors import PluginWarning
-from .console import INTERRUPTED, OutputClosed, discard, explain, out
+from .console import OutputClosed, discard, out
+from .failure import INTERRUPTED, explain
 
 #: New objects between two garbage collections, instead of 700. Most commands create fewer, not counting the objects of
 #: imported modules, which are never freed.

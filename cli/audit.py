@@ -8,7 +8,8 @@ from typer import Option
 
 from ..errors import RbdataError
 from ..storage import amounts
-from .console import explain, out
+from .console import out
+from .failure import explain
 from .options import CacheDir, CacheLimit, LocalIds, Root
 from .verify import CannotCheckError
 

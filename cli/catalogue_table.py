@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..storage import amounts
-from .console import Column, out, state_style
+from .console import TableColumn, out, state_style
 
 if TYPE_CHECKING:
     from ..datasets.local import LocalDataset
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 MIRROR_ONLY = "mirror only"
 
 _COLUMNS = (
-    Column("id"),
-    Column("state", style=state_style),
-    Column("steps", right=True),
-    Column("size", right=True),
-    Column("observations", optional=True),
-    Column("actions", optional=True),
-    Column("available", optional=True),
-    Column("licence", optional=True),
+    TableColumn("id"),
+    TableColumn("state", style=state_style),
+    TableColumn("steps", right=True),
+    TableColumn("size", right=True),
+    TableColumn("observations", optional=True),
+    TableColumn("actions", optional=True),
+    TableColumn("available", optional=True),
+    TableColumn("licence", optional=True),
 )
 _NUMBERED = re.compile(r"(.+/)(\d+)")
 

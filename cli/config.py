@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Context
 
-from .console import Column, out
+from .console import TableColumn, out
 from .options import Root
 
 HELP = """Show the settings and where each comes from, or change the configuration file.
@@ -22,7 +22,7 @@ EXAMPLES = """
   rbdata config unset mirrors.atari
 """
 
-_COLUMNS = (Column("setting"), Column("value"), Column("from"))
+_COLUMNS = (TableColumn("setting"), TableColumn("value"), TableColumn("from"))
 
 
 def _complete_key(incomplete: str) -> list[str]:

@@ -7,16 +7,12 @@ and what a user's function prints. Three modes: text for people, the same on a t
 A terminal gets colour unless ``NO_COLOR`` is set (https://no-color.org) or ``TERM`` is ``dumb``. ``FORCE_COLOR`` adds colour
 on a dumb terminal, and in messages (stderr) that go to a file, such as the log of a CI job. Results in a pipe are never
 coloured.
-
-`explain` describes an exception to the user.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -24,145 +20,12 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
-from ..errors import RbdataError, UsageError, without_logins
+from ..errors import UsageError, without_logins
 from ..errors import printable as escaped
 from ..storage import amounts
-
-# -- failures: errors of rbdata, of the operating system, and bugs -----------------------------------------------------------
-
-INTERRUPTED = 130
-#: The file name in errors about stdout.
-_STANDARD_OUTPUT = "standard output"
-
-
-class Interrupted(RbdataError):
-    """Ctrl-C: the message says what is kept, the hint how to continue."""
-
-    code = "interrupted"
-    exit_code = INTERRUPTED
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A printable error: a stable code for programs, message and hint (one line each), the exit code.
-
-    ``detail`` is the traceback of a user's own function, if that function failed.
-    """
-
-    code: str
-    message: str
-    hint: str | None
-    exit_code: int
-    detail: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        record = {"code": self.code, "message": self.message, "hint": self.hint}
-        return {**record, "detail": self.detail} if self.detail else record
-
-
-_PERMISSION = ("permission", "check the owner and permissions, or choose another folder with --root or RBDATA_ROOT")
-
-#: Errors of the operating system, by errno: (code, hint).
-_SYSTEM = {
-    errno.ENOSPC: ("disk_full", "free some space and run the same command again: what is finished is kept"),
-    errno.EDQUOT: ("disk_full", "the disk quota is used up; free some space and run the same command again"),
-    errno.EACCES: _PERMISSION,
-    errno.EPERM: _PERMISSION,
-    errno.EROFS: ("read_only", "choose another folder with --root or RBDATA_ROOT"),
-    errno.EMFILE: ("too_many_files", "allow more open files (ulimit -n 4096), or lower --procs"),
-    errno.ENFILE: ("too_many_files", "the system has too many open files; lower --procs"),
-    errno.EFBIG: (
-        "file_too_large",
-        "allow larger files (ulimit -f unlimited), or use a file system that supports them",
-    ),
-    errno.EIO: ("io", "the disk reports an error; `rbdata verify ID` shows which files are damaged"),
-    errno.ENAMETOOLONG: ("name_too_long", "choose a shorter name, or a --root with a shorter path"),
-    errno.ENOMEM: ("memory", "lower --procs or use smaller batches"),
-}
-
-
-def explain(error: BaseException) -> Failure:
-    """The failure to print for an exception."""
-    if isinstance(error, RbdataError):
-        return Failure(error.code, error.message, error.hint, error.exit_code, getattr(error, "detail", None))
-    if isinstance(error, KeyboardInterrupt):
-        return Failure("interrupted", "interrupted", None, INTERRUPTED)
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
-        return Failure("memory", "out of memory", _SYSTEM[errno.ENOMEM][1], 1)
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # out of memory, or a limit
-        return Failure("memory", "cannot start another thread", _SYSTEM[errno.ENOMEM][1], 1)
-    from ..storage.durable import system_error
-
-    error = system_error(error) or error
-    if isinstance(error, OSError) and error.errno is not None:
-        what = error.strerror or str(error)
-        message = f"{what}: {error.filename}" if error.filename else what
-        code, hint = _SYSTEM.get(error.errno, ("system", "--debug shows the traceback"))
-        if isinstance(error.filename, (str, os.PathLike)):
-            error.filename = _lasting(os.fspath(error.filename))
-            message = f"{what}: {error.filename}"
-            if not _is_below_root(error.filename):
-                hint = hint.replace("another folder with --root or RBDATA_ROOT", "another place")
-        if error.filename == _STANDARD_OUTPUT:
-            hint = "the command's output cannot be written: free space there, or redirect it"
-        elif "usable temporary directory" in what:
-            hint = "set TMPDIR to a folder that can be written"
-        elif message == os.strerror(errno.ENOENT):
-            message, hint = "the working directory was removed", "change to another folder (cd), or back to it"
-        return Failure(code, message, hint, 1)
-    failure = _argument_failure(error)
-    if failure:
-        return failure
-    if isinstance(error, SystemExit):
-        message = f"code that rbdata called ended the program: SystemExit({error})"
-        return Failure("failed", message, "it must raise an error, or return; --debug shows where", 1)
-    message = " ".join(f"{type(error).__name__}: {error}".split())
-    return Failure("internal", message, "this is a bug in rbdata; --debug shows the traceback", 1)
-
-
-#: The names of unfinished files and folders: ``.NAME.writing``, or ``.NAME.`` with a machine, a process and random letters.
-_TEMPORARY = re.compile(r"\.(.+?)\.(?:writing|[0-9a-f]{8}-\d+-\w+)")
-
-
-def _lasting(path: str) -> str:
-    """The path that a user knows: for one inside an unfinished folder, what that becomes."""
-    for folder in (Path(path), *Path(path).parents):
-        if found := _TEMPORARY.fullmatch(folder.name):
-            path = str(folder.with_name(found[1]))
-    return path
-
-
-def _is_below_root(path: str) -> bool:
-    """Whether another --root would be another place for this path."""
-    from .. import settings
-
-    words = out.arguments
-    given = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "--root"]
-    given += [word.removeprefix("--root=") for word in words if word.startswith("--root=")]
-    return Path(path).absolute().is_relative_to(settings.root(given[-1] if given else None).absolute())
-
-
-def _argument_failure(error: BaseException) -> Failure | None:
-    """Typer's errors about arguments. Depending on its version they are classes of click or of Typer's copy of click."""
-    import typer
-
-    usage_error, click_error = typer.BadParameter.__mro__[1:3]
-    if not isinstance(error, click_error):
-        return None
-    complaint: Any = error
-    # Typer checks values with pydantic, which starts some messages with "Value error".
-    message = " ".join(complaint.format_message().replace("Value error, ", "").split())
-    context = getattr(error, "ctx", None)
-    hint = f"`{context.command_path if context else 'rbdata COMMAND'} --help` shows the usage"
-    if message == "Missing argument 'ID'.":
-        hint = f"name a dataset, as `rbdata list` shows them; {hint}"
-    elif message.startswith(("Missing command", "No such command")) and "Did you mean" not in message:
-        hint = f"commands: {', '.join(context.command.commands)}; {hint}" if context else hint
-    return Failure("usage", message, hint, 2 if isinstance(error, usage_error) else complaint.exit_code)
-
+from .failure import STANDARD_OUTPUT, Failure
 
 # -- colour --------------------------------------------------------------------------------------------------------------
 
@@ -246,7 +109,7 @@ class OutputClosed(Exception):
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A table's column. ``show`` formats a value that is not text; None is shown as ``-``.
 
     ``optional`` columns are left out on a terminal that is too narrow for all columns, and a note names them. ``style``
@@ -262,9 +125,9 @@ class Column:
 
 #: The columns that state the size of a dataset.
 AMOUNTS = (
-    Column("steps", amounts.count, right=True),
-    Column("episodes", amounts.count, right=True, optional=True),
-    Column("size", amounts.size, right=True),
+    TableColumn("steps", amounts.count, right=True),
+    TableColumn("episodes", amounts.count, right=True, optional=True),
+    TableColumn("size", amounts.size, right=True),
 )
 
 
@@ -336,7 +199,7 @@ class Console:
             if sys.stdout is not None:
                 sys.stdout.flush()
 
-    def table(self, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> None:
+    def table(self, columns: Sequence[TableColumn], rows: Iterable[Sequence[Any]]) -> None:
         """Print a title and aligned rows."""
         values = [*rows]
         cells = [[_cell(column, value) for column, value in zip(columns, row)] for row in values]
@@ -414,7 +277,7 @@ class Console:
         return answer
 
     def confirm_deletion(
-        self, what: str, columns: Sequence[Column], rows: Sequence[Sequence[Any]], *, yes: bool, dry_run: bool
+        self, what: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[Any]], *, yes: bool, dry_run: bool
     ) -> bool:
         """Show what is to be deleted, and ask unless ``yes`` or ``dry_run``. Raises UsageError without a terminal to ask."""
         if yes or dry_run:
@@ -466,7 +329,7 @@ class Console:
         return _paint(content, style) if wants_colour(terminal=self.on_terminal, messages=False) else content
 
 
-def _cell(column: Column, value: Any) -> str:
+def _cell(column: TableColumn, value: Any) -> str:
     shown = "-" if value is None else value if isinstance(value, str) else column.show(value)
     return printable(shown, one_line=True)
 
@@ -486,7 +349,7 @@ def _named_stdout() -> Iterator[None]:
     except BrokenPipeError as error:
         raise OutputClosed from error
     except OSError as error:
-        raise OSError(error.errno, error.strerror, _STANDARD_OUTPUT) from error
+        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..storage import amounts
-from .console import Column, out
+from .console import TableColumn, out
 from .options import AnyLocalIds, DryRun, Root, Yes
 
 EXAMPLES = """
@@ -21,7 +21,7 @@ def _with_target(path: Path) -> str:
     return f"{path} (only the link to {path.readlink()})" if path.is_symlink() else str(path)
 
 
-_COLUMNS = (Column("id"), Column("size", amounts.size, right=True), Column("path", _with_target))
+_COLUMNS = (TableColumn("id"), TableColumn("size", amounts.size, right=True), TableColumn("path", _with_target))
 
 
 def run(

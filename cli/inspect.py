@@ -14,7 +14,7 @@ from typer import Option
 from ..errors import UsageError
 from ..storage import amounts
 from ..storage.amounts import exact_percent
-from .console import Column, out
+from .console import TableColumn, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 
 if TYPE_CHECKING:
@@ -33,26 +33,26 @@ EXAMPLES = """
 """
 
 _LEAVES = (
-    Column("leaf"),
-    Column("kind", optional=True),
-    Column("dtype"),
-    Column("shape"),
-    Column("codec", optional=True),
-    Column("size", right=True, optional=True),
+    TableColumn("leaf"),
+    TableColumn("kind", optional=True),
+    TableColumn("dtype"),
+    TableColumn("shape"),
+    TableColumn("codec", optional=True),
+    TableColumn("size", right=True, optional=True),
 )
 _ELEMENTS = (
-    Column("element"),
-    Column("distribution"),
-    Column("mean", amounts.real, right=True, optional=True),
-    Column("min", amounts.real, right=True, optional=True),
-    Column("max", amounts.real, right=True, optional=True),
+    TableColumn("element"),
+    TableColumn("distribution"),
+    TableColumn("mean", amounts.real, right=True, optional=True),
+    TableColumn("min", amounts.real, right=True, optional=True),
+    TableColumn("max", amounts.real, right=True, optional=True),
 )
 _EPISODES = (
-    Column("episode", amounts.count, right=True),
-    Column("start", amounts.count, right=True),
-    Column("length", amounts.count, right=True),
-    Column("return", amounts.real, right=True),
-    Column("outcome"),
+    TableColumn("episode", amounts.count, right=True),
+    TableColumn("start", amounts.count, right=True),
+    TableColumn("length", amounts.count, right=True),
+    TableColumn("return", amounts.real, right=True),
+    TableColumn("outcome"),
 )
 
 

@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ..storage import amounts
 from . import catalogue_table
-from .console import AMOUNTS, Column, out, state_style
+from .console import AMOUNTS, TableColumn, out, state_style
 from .options import Root, complete_source
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ EXAMPLES = """
   rbdata list --local --quiet | xargs rbdata verify
 """
 
-_COLUMNS = (Column("id"), Column("state", style=state_style), *AMOUNTS)
+_COLUMNS = (TableColumn("id"), TableColumn("state", style=state_style), *AMOUNTS)
 _SOURCES = (
-    Column("source"),
-    Column("datasets", right=True),
-    Column("from", optional=True),
-    Column("for example", optional=True),
+    TableColumn("source"),
+    TableColumn("datasets", right=True),
+    TableColumn("from", optional=True),
+    TableColumn("for example", optional=True),
 )
 
 

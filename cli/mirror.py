@@ -11,7 +11,7 @@ from .. import settings
 from ..datasets.fetch.location import is_hub_dataset, without_login
 from ..errors import UsageError
 from ..storage import amounts
-from .console import Column, out
+from .console import TableColumn, out
 from .options import DryRun, IdOrFolder, Root, UserProject, Yes
 
 HELP = "Copy datasets to a mirror, list a mirror, or delete from it."
@@ -30,18 +30,18 @@ MirrorUrl = Annotated[
 ]
 
 _COLUMNS = (
-    Column("kind"),
-    Column("name"),
-    Column("files", amounts.count, right=True, optional=True),
-    Column("size", amounts.size, right=True),
-    Column("steps", amounts.count, right=True),
-    Column("episodes", amounts.count, right=True, optional=True),
+    TableColumn("kind"),
+    TableColumn("name"),
+    TableColumn("files", amounts.count, right=True, optional=True),
+    TableColumn("size", amounts.size, right=True),
+    TableColumn("steps", amounts.count, right=True),
+    TableColumn("episodes", amounts.count, right=True, optional=True),
 )
 _HELD = (
-    Column("name"),
-    Column("files", amounts.count, right=True),
-    Column("size", amounts.size, right=True),
-    Column("mirror"),
+    TableColumn("name"),
+    TableColumn("files", amounts.count, right=True),
+    TableColumn("size", amounts.size, right=True),
+    TableColumn("mirror"),
 )
 
 

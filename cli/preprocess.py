@@ -11,7 +11,7 @@ from typer import Option
 from ..errors import UsageError
 from ..storage import amounts
 from ..storage.codecs import choices
-from .console import Column, out
+from .console import TableColumn, out
 from .options import Address, Engine, Force, IdsOrFolders, NoWait, Procs, Root
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ EXAMPLES = """
   rbdata preprocess hopper-medium-v2 --fn rbdata:normalize_observations --fn rbdata:returns_to_go --dest my/dt
 """
 
-_TREE = (*map(Column, ("leaf", "dtype", "shape")), Column("change", optional=True), Column("stored", optional=True))
+_TREE = (
+    *map(TableColumn, ("leaf", "dtype", "shape")),
+    TableColumn("change", optional=True),
+    TableColumn("stored", optional=True),
+)
 
 
 @dataclass(frozen=True)

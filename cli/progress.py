@@ -1,7 +1,6 @@
-"""Progress of a run: bars on a terminal, one line every few seconds in a log.
+"""Progress of a run: a bar on a terminal, one line every few seconds in a log.
 
-Both are a `datasets.ingest.progress.Display`. With ``--quiet`` nothing is shown. A phase with a known share of work done has a
-bar; others show only their name: "looking for ...", "writing", "committing".
+Both are a `datasets.ingest.progress.Display`. With ``--quiet`` nothing is shown.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from .console import out, printable, shortened
 LINE_INTERVAL, LINES = 10.0, 6
 #: Seconds before the bar of `byte_progress` appears.
 BAR_DELAY = 0.5
-#: Seconds after which a phase without a bar shows its elapsed time.
-ELAPSED_DELAY = 2.0
-#: Columns reserved to the right of the bars, where the terminal echoes Ctrl-C (^C), twice.
+#: Columns reserved to the right of the bar, where the terminal echoes Ctrl-C (^C), twice.
 ECHO_WIDTH = 5
 
 
@@ -69,10 +66,10 @@ def phase(title: str) -> Iterator[Callable[[str, float], None]]:
 
 @contextmanager
 def _display(title: str) -> Iterator[Display]:
-    """Bars or lines, which also show the waits before network retries."""
+    """A bar or lines, which also show the waits before network retries."""
     from ..datasets.fetch import retries
 
-    display = Display() if out.quiet else _Bars() if out.live else _Lines(title)
+    display = Display() if out.quiet else _Bar() if out.live else _Lines(title)
     with display, retries.listen(display.wait):
         yield display
 
@@ -119,43 +116,26 @@ class _Lines(Display):
                 printed += 1
 
 
-class _Bars(Display):
-    """Progress on a terminal: a bar for the total and one per running part, removed when the work is done."""
+class _Bar(Display):
+    """Progress on a terminal: one row of a name, a bar, the share done and what else is known; removed at the end."""
 
     def __init__(self) -> None:
         from rich.console import Console as Screen
         from rich.progress import BarColumn, Progress, TextColumn
-        from rich.text import Text
-
-        class Bar(BarColumn):
-            def render(self, task: Any) -> Any:
-                # A task without a known total is shown as text only.
-                return Text() if task.total is None else super().render(task)
-
-        class Words(TextColumn):
-            def render(self, task: Any) -> Any:
-                words, passed = task.fields["words"], task.elapsed or 0.0
-                late = task.total is None and passed >= ELAPSED_DELAY
-                return Text(words or (amounts.duration(int(passed)) if late else ""))
 
         super().__init__()
-        # The terminal echoes ^C at the cursor, behind the last bar. If that wrapped to a new line, rich would erase the wrong
-        # lines.
-        terminal = Screen(file=sys.stderr, highlight=False, width=max(20, out.width - ECHO_WIDTH))
-        bar = max(8, min(30, terminal.width // 4))
-        self._width = terminal.width
-        #: Width of the text behind a bar, and the number of bars that fit on the screen.
-        self._text_width, self._most_bars = terminal.width - bar - 16, max(2, terminal.height - 4)
+        # The terminal echoes ^C at the cursor, behind the row. If that wrapped to a new line, rich would erase the wrong one.
+        self._width = max(20, out.width - ECHO_WIDTH)
         self._screen = Progress(
             TextColumn("{task.description}", markup=False),
-            Bar(bar),
-            TextColumn("{task.fields[share]}", justify="right"),
-            Words(""),
-            console=terminal,
+            BarColumn(max(8, min(30, self._width // 4))),
+            TextColumn("{task.fields[share]}"),
+            TextColumn("{task.fields[words]}", markup=False),
+            console=Screen(file=sys.stderr, highlight=False, width=self._width),
             transient=True,
             refresh_per_second=5,
         )
-        self._rows: dict[object, Any] = {}
+        self._row = self._screen.add_task("", total=None, share="", words="")
         self._closed = False
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -163,29 +143,16 @@ class _Bars(Display):
         self._screen.stop()
 
     def phase(self, what: str, words: str = "") -> None:
-        """Replace all bars by a row of text."""
-        if self._rows.keys() != {what}:
-            self._clear()
-        self._show(what, what, None, words)
+        self._draw(what, None, words)
 
     def share(self, what: str, share: float, words: str) -> None:
-        """Replace all bars by one."""
-        if share >= 1:
-            self.phase(what, words)
-            return
-        if self._rows.keys() != {"share"}:
-            self._clear()
-        self._show("share", what, share, words)
+        self._draw(what, share, words)
 
     def counted(self, what: str, done: int, total: int, words: str) -> None:
-        self.share(what, done / max(1, total), words)
+        self._draw(what, done / max(1, total), words)
 
     def wait(self, why: str, seconds: float) -> None:
-        """Show below the bars why no data arrive, for the duration of the wait."""
-        self._show("wait", "waiting", None, why)
-        timer = threading.Timer(seconds + 1.0, self._drop, ("wait",))
-        timer.daemon = True
-        timer.start()
+        self._draw("waiting", None, why)
 
     def estimate(self, estimate: Estimate) -> None:
         super().estimate(estimate)
@@ -195,43 +162,26 @@ class _Bars(Display):
         if tally.share >= 1:
             self.phase("writing")
             return
-        if "total" not in self._rows:
-            self._clear()
-        for key in ("wait", *tally.finished):
-            self._drop(key)
-        words = tally.describe()
-        while len(words) > 1 and len(", ".join(words)) > self._text_width:
+        words = [*tally.describe(), *[task.wait for task in tally.running if task.wait][:1]]
+        while len(words) > 1 and len(", ".join(words)) > self._width * 3 // 4 - 14:
             words = words[1:]  # the least important first
-        self._show("total", "total", tally.share, ", ".join(words))
-        for task in tally.running[: self._most_bars]:
-            if tally.parts == 1 and not task.wait:  # the bar of the total shows the same
-                self._drop(task.index)
-                continue
-            fetched = amounts.size(task.fetched) if task.fetched else ""  # a recording fetches nothing
-            self._show(task.index, tally.names[task.index], task.rows / max(1, task.total), task.wait or fetched)
+        self._draw("working", tally.share, ", ".join(words))
 
-    def _show(self, key: object, what: str, share: float | None, words: str) -> None:
-        """Draw a row or update it; without a share it has text only."""
+    def _draw(self, what: str, share: float | None, words: str) -> None:
+        """Draw the row; without a share, or with all done (something else runs then), the bar shows no length."""
         if self._closed:  # a thread that still reads from the network, after Ctrl-C
             return
+        known = share is not None and share < 1
+        # On a narrow screen, names and words leave room for the share.
+        what = shortened(printable(what, one_line=True), max(10, self._width - 29))
+        words = shortened(printable(words, one_line=True), self._width - len(what) - 7)
+        fields: dict[str, Any] = {"words": words, "share": amounts.percent(share or 0.0).rjust(4) if known else ""}
         self._screen.start()
-        what, words = (printable(part, one_line=True) for part in (what, words))
-        if share is not None:  # on a narrow screen, shorten names and words to leave room for the share
-            what = shortened(what, max(10, self._width - 29))
-            names = [str(row.description) for row in self._screen.tasks]
-            words = shortened(words, self._width - max(map(len, [what, *names])) - 7)
-        fields: dict[str, Any] = {"words": words, "share": "" if share is None else amounts.percent(share)}
-        total = None if share is None else 1.0
-        if key in self._rows:
-            self._screen.update(self._rows[key], description=what, total=total, completed=share or 0.0, **fields)
-        else:
-            self._rows[key] = self._screen.add_task(what, total=total, completed=share or 0.0, **fields)  # type: ignore[arg-type]
-
-    def _drop(self, key: object) -> None:
-        row = self._rows.pop(key, None)
-        if row is not None:
-            self._screen.remove_task(row)
-
-    def _clear(self) -> None:
-        for key in list(self._rows):
-            self._drop(key)
+        self._screen.update(
+            self._row,
+            description=what,
+            total=1.0 if known else None,
+            completed=share or 0.0,
+            refresh=not known,
+            **fields,
+        )

@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from ..storage import amounts
-from .console import Column, out
+from .console import TableColumn, out
 from .options import DryRun, Root, Yes
 
 EXAMPLES = """
@@ -16,7 +16,7 @@ EXAMPLES = """
   rbdata prune --raw --yes
 """
 
-_COLUMNS = (Column("id"), Column("what"), Column("size", amounts.size, right=True), Column("path"))
+_COLUMNS = (TableColumn("id"), TableColumn("what"), TableColumn("size", amounts.size, right=True), TableColumn("path"))
 
 _WHAT = {
     "unfinished": "unfinished work",

@@ -11,17 +11,8 @@ from .. import settings
 from ..datasets.ingest.request import Estimate, Listener, Outcome
 from ..storage import amounts
 from ..storage.lock import WAITING
-from .console import (
-    AMOUNTS,
-    Column,
-    Failure,
-    Interrupted,
-    explain,
-    other_output_to_stderr,
-    out,
-    printable,
-    state_style,
-)
+from .console import AMOUNTS, TableColumn, other_output_to_stderr, out, printable, state_style
+from .failure import Failure, Interrupted, explain
 from .progress import show_progress
 
 Done = TypeVar("Done")
@@ -47,7 +38,7 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
         for line in announcement(estimate):
             out.note(line, "  ")
 
-    said = Listener(
+    shown = Listener(
         on_stage=stages.append,
         on_note=lambda what: out.note(what, "  "),
         on_estimate=on_estimate,
@@ -55,7 +46,7 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
     )
     out.note(dataset_id)
     try:
-        with other_output_to_stderr(), show_progress(dataset_id, said) as listener:
+        with other_output_to_stderr(), show_progress(dataset_id, shown) as listener:
             return action(listener)
     except KeyboardInterrupt as error:
         if stages[-1] == WAITING:
@@ -165,7 +156,7 @@ def attempt(dataset_id: str, root: Path | None, action: Callable[[Listener], Out
     return Result(outcome.id, outcome)
 
 
-_COLUMNS = (Column("id"), Column("result", style=state_style), *AMOUNTS, Column("path", optional=True))
+_COLUMNS = (TableColumn("id"), TableColumn("result", style=state_style), *AMOUNTS, TableColumn("path", optional=True))
 
 
 def _headline(outcome: Outcome, verb: str) -> str:

@@ -11,7 +11,7 @@ from typer import Option
 
 from ..errors import UsageError
 from ..storage import amounts
-from .console import Column, out
+from .console import TableColumn, out
 from .options import CacheDir, CacheLimit, LocalId, Root
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ ROUNDS, ROUND_SECONDS = 6, 0.25
 FLOOR_BYTES = 1 << 28
 
 _COLUMNS = (
-    Column("key"),
-    Column("shape"),
-    Column("dtype", optional=True),
-    Column("min", amounts.real, right=True),
-    Column("mean", amounts.real, right=True),
-    Column("max", amounts.real, right=True),
+    TableColumn("key"),
+    TableColumn("shape"),
+    TableColumn("dtype", optional=True),
+    TableColumn("min", amounts.real, right=True),
+    TableColumn("mean", amounts.real, right=True),
+    TableColumn("max", amounts.real, right=True),
 )
 
 

@@ -11,7 +11,8 @@ from typer import Option
 from .. import settings
 from ..errors import DamagedDatasetError, RbdataError, UsageError
 from ..storage import amounts
-from .console import Column, Failure, explain, out, state_style
+from .console import TableColumn, out, state_style
+from .failure import Failure, explain
 from .options import LocalIds, Procs, Root
 
 EXAMPLES = """
@@ -31,7 +32,7 @@ Exit codes:
 """
 
 #: One row for an undamaged dataset, one row per problem of a damaged one.
-_COLUMNS = (Column("id"), Column("result", style=state_style), Column("file"), Column("detail"))
+_COLUMNS = (TableColumn("id"), TableColumn("result", style=state_style), TableColumn("file"), TableColumn("detail"))
 
 
 class CannotCheckError(RbdataError):

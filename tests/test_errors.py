@@ -8,7 +8,7 @@ import pytest
 import rbdata
 from rbdata import errors
 from rbdata.cli import run
-from rbdata.cli.console import explain
+from rbdata.cli.failure import explain
 from rbdata.errors import DamagedDatasetError, FetchError, RbdataError, UsageError, reason, without_logins
 
 CLASSES = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RbdataError)]

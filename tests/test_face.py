@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 import rbdata
 import torch
-from rbdata.cli.console import explain
+from rbdata.cli.failure import explain
 from rbdata.datasets.ingest.bar import progress_listener
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import MissingExtraError, UsageError

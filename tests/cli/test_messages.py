@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import rbdata
-from rbdata.cli import console
 from rbdata.cli import run as command_line
 from rbdata.errors import UsageError
 
@@ -91,27 +88,6 @@ def test_a_changed_file_is_not_answered_with_the_command_that_was_typed(said, mo
     Path("fn.py").write_text("def half(td):\n    return td.set('observation', td['observation'] / 3)\n")
     told = said(*words)
     assert "unfinished" in told and "--force" in told and "rbdata preprocess" not in told and "undo" in told
-
-
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_place_outside_the_root_has_nothing_to_do_with_it(tmp_path, number):
-    inside = console.explain(OSError(number, os.strerror(number), str(tmp_path / "root" / "my")))
-    outside = console.explain(OSError(number, os.strerror(number), str(tmp_path / "elsewhere" / "x.npz")))
-    assert "--root" in inside.hint and "--root" not in outside.hint
-    assert "another place" in outside.hint
-
-
-@pytest.mark.parametrize(
-    "path, known",
-    [
-        ("/data/.out.npz.0a1b2c3d-77-x_y8/out.npz", "/data/out.npz"),
-        ("/root/atari/Pong/.5.writing/next/reward.memmap", "/root/atari/Pong/5"),
-        ("/data/.hidden/x.npz", "/data/.hidden/x.npz"),
-    ],
-)
-def test_temporary_names_are_not_shown(path, known):
-    failure = console.explain(OSError(errno.EIO, "Input/output error", path))
-    assert failure.message == f"Input/output error: {known}"
 
 
 def test_a_dry_run_in_a_pipe_says_what_is_assumed(tmp_path, capsys):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import wait_until
 from rbdata.cli import console, progress
-from rbdata.cli.console import Column, Console
+from rbdata.cli.console import Console, TableColumn
 from rbdata.datasets.fetch import retries
 from rbdata.datasets.ingest.request import Estimate, Listener
 from rbdata.datasets.workers.task import TaskProgress
@@ -73,10 +73,10 @@ class TestColour:
         assert [console.state_style(state) for state in states] == ["good", "doubtful", "bad", ""]
 
     def test_does_not_disturb_columns(self, terminal):
-        state = Column("state", style=console.state_style)
+        state = TableColumn("state", style=console.state_style)
         with terminal:
             Console().table(
-                (Column("id"), state, Column("n", right=True)), [("a", "damaged", 1), ("bb", "complete", 20)]
+                (TableColumn("id"), state, TableColumn("n", right=True)), [("a", "damaged", 1), ("bb", "complete", 20)]
             )
         first, second = terminal.getvalue().splitlines()[1:]
         assert first == "a   \x1b[31mdamaged\x1b[0m    1"
@@ -146,8 +146,7 @@ class TestBars:
             waiting = TaskProgress(1, 21, 100, 500, 0, "HTTP 503: retry 1 of 4 in 2 s")
             listener.on_progress([TaskProgress(0, 53, 100, 500, 0), waiting])
         last = drawn(terminal)[-12:]
-        for start in ("total .* 37%", "observati.* 53%", "observati.* 21% HTTP 503"):
-            assert any(re.match(start, line) for line in last), start
+        assert any(re.match("working .* 37% .*HTTP 503", line) for line in last)
 
     def test_say_why_nothing_arrives(self, terminal):
         with terminal, progress.show_progress("a/b", Listener()) as listener:
@@ -157,7 +156,7 @@ class TestBars:
         with terminal, progress.show_progress("a/b", Listener()) as listener:
             listener.on_estimate(ESTIMATE)
             listener.on_progress([TaskProgress(0, 0, 100, 0, 1, "timed out: retry 2")])
-        assert any("shard 7" in line and "timed out: retry 2" in line for line in drawn(terminal))
+        assert any("working" in line and "timed out: retry 2" in line for line in drawn(terminal))
 
 
 def test_a_log_gets_a_line_now_and_then_also_while_nothing_is_reported(monkeypatch, capsys):
