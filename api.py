@@ -128,7 +128,6 @@ def convert(
     refuse_empty(path=path)
     extra = given_options(source_options)
     from .datasets.convert import convert as run
-    from .datasets.sources.arrays.notes import warn_of_order
     from .datasets.workers import open_cluster
 
     with open_cluster(engine, procs=procs, address=address) as cluster:
@@ -146,9 +145,7 @@ def convert(
             engine=cluster,
         )
         with progress_listener(dataset_id, listener, progress) as events:
-            outcome = run(Path(path), source, request, events)
-    warn_of_order(outcome)
-    return outcome.path
+            return run(Path(path), source, request, events).path
 
 
 def list_datasets(*, root: PathLike | None = None) -> list[LocalDataset]:

@@ -260,7 +260,6 @@ def _write_npz(work: _Export, part: Path, target: Path) -> None:
         lengths = dataset.episodes.length.astype(np.int64)
         with _member(archive, "episode_lengths", lengths.dtype, lengths.shape) as file:
             file.write(lengths.data)
-        archive.comment = EXPORTED
     _note_cut(work)
 
 
@@ -485,7 +484,6 @@ def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
         with (part / f"{key}.memmap").open("wb") as file:
             for _, block in work.blocks(key):
                 file.write(np.ascontiguousarray(block).data)
-    (part / EXPORTED.decode()).touch()
     _note_cut(work)
 
 

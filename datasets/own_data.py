@@ -54,7 +54,7 @@ def from_arrays(
 ) -> Path:
     """Make the dataset ``dataset_id`` (``"my/x"``) of arrays in memory, or mapped; returns its folder, for `load`.
 
-    ``arrays`` is a dictionary of NumPy arrays or tensors (nested ones are groups), a TensorDict, or an array with fields. The
+    ``arrays`` is a dictionary of NumPy arrays or tensors (nested ones are groups), a table of pandas, or a TensorDict. The
     names used by TED, Gymnasium, D4RL, d3rlpy, Spinning Up and diffusion policies are known. ``map`` maps rbdata's keys to
     other names: ``{"observation": "obs", "action": ["x", "y"], "done": "d"}``. The keys are ``observation, action, reward,
     terminated, truncated, done, next_observation``, the ends of episodes (``episode``, a number per row; ``episode_lengths``;
@@ -176,8 +176,6 @@ def _make(
     reader_of: Callable[..., ArraysReader], request: Request, progress: bool | None, listener: Listener | None
 ) -> Path:
     """Make the dataset of ``reader_of(name=, options=)``."""
-    from .sources.arrays.notes import warn_of_order
-
     check_own(request.id)
     place = DatasetPlace(settings.root(request.root), request.id)
 
@@ -201,7 +199,6 @@ def _make(
             message = f"an unfinished {place.id} exists, begun with other episodes or options, or another function"
             hint = f"continue with what it was begun with, or start over with force=True ({place.working})"
             raise DatasetExistsError(message, hint=hint, unfinished=True) from error
-    warn_of_order(outcome)
     return outcome.path
 
 
@@ -260,7 +257,7 @@ def _has_final_state(arrays: Mapping[str, np.ndarray]) -> bool:
 
 def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     """The arrays of an episode, with a flag per step. Raises UsageError for other values, and for missing keys."""
-    from .sources.arrays.roles import rename_roles
+    from .sources.arrays.roles import check_flags, rename_roles
     from .sources.arrays.tables import flat_arrays, memory_table
 
     if not hasattr(episode, "items"):
@@ -283,7 +280,8 @@ def _arrays_of(episode: Any, number: int) -> dict[str, np.ndarray]:
     length = len(arrays["reward"])
     if not length:
         raise UsageError(f"episode {number} has no step", hint="leave it out")
-    _check_flag_names(arrays, number)
+    if not {"terminated", "truncated", "done"} & set(arrays):
+        check_flags(arrays, f"episode {number}")
     _spread_flags(arrays, number, length)
     table = memory_table(arrays, f"episode {number}")
     if table.unreadable:
@@ -323,17 +321,6 @@ def _spread_flags(arrays: dict[str, Any], number: int, length: int) -> None:
         elif value.size == 1 and value.shape != (length,):  # it is the last step's
             value = np.append(np.zeros(length - 1, value.dtype), value)
         arrays[name] = value
-
-
-def _check_flag_names(episode: Mapping[Any, Any], number: int) -> None:
-    """Raise UsageError for flags of other libraries that are no role: they would become leaves, and the ends would be lost."""
-    from .sources.arrays.roles import other_flags
-
-    if not {"terminated", "truncated", "done"} & set(episode):
-        problems, hint = other_flags([key for key in episode if isinstance(key, str)])
-        if problems:
-            hint = f"{hint.partition(';')[0]}; state terminated, too"
-            raise UsageError(f"episode {number}: {problems[0]}", hint=hint)
 
 
 def _kind(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

@@ -18,8 +18,7 @@ import numpy as np
 from ...errors import CorruptSourceError, MissingExtraError, RbdataError
 from .limits import REFETCH, check_rows
 
-#: Marks of `datasets.export`: for an export (in the metadata of a table, as the comment of a .npz, as the name of a file in a
-#: folder), and for a column whose rows are arrays of one number.
+#: Marks of `datasets.export` in the metadata of a table, and of a column whose rows are arrays of one number.
 EXPORTED, ROW_OF_ONE = b"rbdata.export", b"rbdata.row_of_one"
 
 

@@ -99,7 +99,6 @@ class ZipArchive:
         try:
             self.size = self._file.seek(0, os.SEEK_END)
             with zipfile.ZipFile(self._file) as archive:
-                self.comment = archive.comment
                 for entry in archive.infolist():
                     self._add(entry)
         except BaseException as error:

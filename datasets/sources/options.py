@@ -201,7 +201,7 @@ class _SharedOptions(TypedDict, total=False):
         _Of("rlds", "the split, or several joined by +; train, or the only one", metavar="SPLIT"),
         _Of(
             "arrays",
-            "the split to read, where folders, files or groups are named after several (train, test)",
+            "the split to read, where folders or files are named after several (train, test)",
             metavar="SPLIT",
             commands=("convert",),
         ),

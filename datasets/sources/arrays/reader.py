@@ -18,8 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from ....errors import DatasetExistsError, SchemaError, UsageError
 from ....storage.codecs import PLAIN
 from ....storage.episodes import EpisodeTable
@@ -30,28 +28,44 @@ from ...ingest.estimate import expect_rows
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions, Expectation, PartSpec, count_notes, name_left_out
 from ...ingest.spaces import box_json
-from ...ingest.trajectories import Column, TransitionRows, column_difference, count_outcomes
+from ...ingest.trajectories import TransitionRows, count_outcomes
 from ...ingest.unit import Facts, Part, Unit
 from .files import data_files, visible
-from .notes import COUNTED, FirstRows
 from .opening import open_tables, select_episodes
-from .roles import Given, Roles, find_roles, is_one_value, listed
-from .rows import columns_of, end_episodes, stored_apart, transition_table
+from .roles import Given, Roles, find_roles, listed
+from .rows import columns_of, end_episodes, transition_table
 from .sections import sections_of
 from .tables import Table, join_columns, leave_out
 
 #: What the manifest calls the only part.
 RECORDING = "recording"
 
-#: A table, the roles of its arrays, and what becomes of its rows.
-ReadTable = tuple[Table, Roles, TransitionRows]
+#: Sentences of the notes by the count that they state (`count_notes`).
+_COUNTED = {
+    "given_up_steps": (
+        "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
+        "the step before it."
+    ),
+    "unknown_next_steps": "Kept, truncated, with a next state of zeros: {n:step} whose successor is not in the data.",
+    "seams": "Episodes cut where the stated next observation is not the observation of the next row: {n}.",
+    "rounded_successors": (
+        "Stored as the observation of the next row: {n:next observation that differs|next observations that differ} from it "
+        "by rounding, or by the sign of a zero, alone."
+    ),
+    "inner_flags": (
+        "Flags set before the end of an episode, which the file states otherwise: {n:step}. They end nothing, and are kept "
+        "as leaves."
+    ),
+    "rounded_rewards": "Rewards that float32 rounds, integers beyond 2^24 or numbers below 1e-38: {n}.",
+    "cut_episodes": "Episodes without a flag at their end, which count as truncated: {n}.",
+}
 
 
 class ArraysReader(Reader):
-    """The dataset of tables, of which there are two kinds: `TablesReader`, `StreamReader`.
+    """The dataset of tables that have the arrays of the first one. There are two kinds: `TablesReader`, `StreamReader`.
 
-    ``given`` is the map (`roles`), which the ``first`` table must fit, and all others as the first. ``made_from`` says what
-    they are, and identifies them in ``content``: None where nothing does.
+    ``given`` is the map (`roles`). ``made_from`` says what the tables are, and identifies them in ``content``: None where
+    nothing does.
     """
 
     source, converter, here = "arrays", "arrays 1", True
@@ -80,51 +94,52 @@ class ArraysReader(Reader):
         self._made_from, self._environment = made_from, environment
         self.continues = content is not None
         self._content: Any = uuid.uuid4().hex if content is None else content
-        self.roles = self.roles_of(first)
-        #: The arrays that are not taken, and why; what was assumed.
-        self.left_out, self.assumed = dict(left_out), dict[str, None]()
-        self.note(first, self.roles)
+        self.roles = self._roles_of(first)
+        self._kind = _kind(first)
+        #: The arrays that are not taken, and why.
+        self.left_out = {**self.roles.left_out, **first.unreadable, **left_out}
+        self.assumed = list(self.roles.assumed)
 
-    def take_columns(self, known: Sequence[tuple[Table, Roles]]) -> None:
-        """Decide the columns by the roles; ``known`` are the tables and their roles that are known beforehand."""
+    def decide_columns(self) -> None:
+        """Decide the columns by the roles."""
         try:
-            self.apart = stored_apart(known)
-            self.set_columns(columns_of(self.roles, self.first.arrays, self.apart))
+            self.set_columns(columns_of(self.roles, self.first.arrays))
         except SchemaError as error:
             hint = "rename one of the arrays, or give it another key in the map, such as --map info/other=NAME"
             hint += f"; the arrays are {listed(self.first.arrays)}"
             raise UsageError(f"{self.first.name}: {error.message}", hint=hint) from error
         self.why = "taken as " + ", ".join(f"{ours}={theirs}" for ours, theirs in self.roles.to_map().items())
 
-    def roles_of(self, table: Table) -> Roles:
+    def _roles_of(self, table: Table) -> Roles:
         """The roles of the arrays of a table, to which the map may add joined ones. Raises UsageError."""
         plain = join_columns(table, self._given)
         is_episode = table.kind != "table" or isinstance(self._given.get("episode"), (int, float))
-        return find_roles(table.arrays, plain, table.name, table.unreadable, table.names, is_episode=is_episode)
+        return find_roles(table.arrays, plain, table.name, table.unreadable, is_episode=is_episode)
 
-    def note(self, table: Table, roles: Roles) -> None:
-        """Remember what is left out of a table, and what is assumed of it."""
-        self.left_out = {**roles.left_out, **table.unreadable, **self.left_out}
-        self.assumed |= dict.fromkeys(roles.assumed)
-
-    def check_like_first(self, columns: Sequence[Column], wanted: Sequence[Column], table: Table, roles: Roles) -> None:
-        """Raise UsageError for a table that has other columns than the first."""
-        if columns == wanted:
+    def check_like_first(self, table: Table) -> None:
+        """Raise UsageError for a table that has other arrays than the first."""
+        join_columns(table, self._given)
+        if _kind(table) == self._kind and not table.unreadable:
             return
-        message = f"{table.name} is unlike {self.first.name}: {column_difference(columns, wanted)}"
-        odd = {column.key for column in columns} ^ {column.key for column in wanted}
-        names = [name for key, name in {**self.roles.extra, **roles.extra}.items() if key in odd]
-        hint = f"leave out what only some of them have: --leave-out {shlex.quote(','.join(names))}" if names else None
-        raise UsageError(message, hint=hint)
+        roles = self._roles_of(table)
+        here, there = _described(roles, table), _described(self.roles, self.first)
+        odd = [key for key in {**there, **here} if here.get(key) != there.get(key)]
+        if odd:
+            shown = [f"{key} is {here.get(key, 'missing')}, and {there.get(key, 'missing')} there" for key in odd[:4]]
+            extra = {**self.roles.extra, **roles.extra}
+            names = ",".join(extra[key] for key in sorted(odd) if key in extra)
+            hint = f"leave out what only some of them have: --leave-out {shlex.quote(names)}" if names else None
+            raise UsageError(f"{table.name} is unlike {self.first.name}: {'; '.join(shown)}", hint=hint)
+        self.left_out = {**roles.left_out, **table.unreadable, **self.left_out}
 
-    def tables(self, first: int) -> Iterator[ReadTable]:
-        """The tables of episode ``first`` and those after it. Raises UsageError for one that is unlike the first."""
+    def tables(self, first: int) -> Iterator[tuple[Table, TransitionRows]]:
+        """The tables of episode ``first`` and those after it, and what becomes of their rows. Raises UsageError for one that is
+        unlike the first."""
         raise NotImplementedError
 
     def expect(self) -> Expectation:
-        return replace(
-            expect_rows(self, self.steps, self.episodes), notes=self._notes({"inner_flags": self.inner_flags})
-        )
+        notes = self._notes({"inner_flags": self.inner_flags})
+        return replace(expect_rows(self, self.steps, self.episodes), notes=notes)
 
     def units(self, lead: Part | None) -> list[TablesUnit]:
         identity = hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
@@ -188,12 +203,23 @@ class ArraysReader(Reader):
         return Facts(counts, self._notes(counts), [spec], spaces)
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
-        notes = [*self.assumed, *count_notes(COUNTED, counts)]
+        notes = [*self.assumed, *count_notes(_COUNTED, counts)]
         if not isinstance(self.roles.reward, str):
             notes.append(f"The data have no rewards: each is {self.roles.reward:g}, as stated.")
         if self.left_out:
             notes.append(f"Left out: {name_left_out(self.left_out)}.")
         return notes
+
+
+def _kind(table: Table) -> dict[str, Any]:
+    """What tables of one dataset have in common."""
+    return {name: (array.dtype, array.shape[1:]) for name, array in table.arrays.items()}
+
+
+def _described(roles: Roles, table: Table) -> dict[str, str]:
+    """Which array has which role, and what rows the columns have."""
+    rows = {column.key: f"{column.dtype} {list(column.shape)}" for column in columns_of(roles, table.arrays)}
+    return {**roles.to_map(), **rows}
 
 
 class TablesReader(ArraysReader):
@@ -206,32 +232,25 @@ class TablesReader(ArraysReader):
         if not tables:
             raise UsageError(f"{about['name']} has no arrays")
         super().__init__(first=tables[0], **about)
-        pairs = [(self.first, self.roles), *((table, self.roles_of(table)) for table in tables[1:])]
-        wanted = columns_of(self.roles, self.first.arrays)
-        for table, roles in pairs:
-            self.check_like_first(columns_of(roles, table.arrays), wanted, table, roles)
-        self._sections, notes = sections_of(pairs, isinstance(self._given.get("episode"), (int, float)))
-        self.assumed |= dict.fromkeys(notes)
-        for table, roles, rows in self._read():
-            self.note(table, roles)
+        for table in tables[1:]:
+            self.check_like_first(table)
+        is_stated = isinstance(self._given.get("episode"), (int, float))
+        self._sections, notes = sections_of(tables, self.roles, is_stated)
+        self.assumed += notes
+        for _, rows in self.tables(0):
             self.steps, self.episodes = self.steps + rows.steps, self.episodes + int((rows.last & rows.keep).sum())
             self.inner_flags += rows.counts.get("inner_flags", 0)
         if self.inner_flags:
-            kept = {key: role for key, role in self.roles.inner_flags().items() if not self._is_ever_one_value(role)}
-            self._sections = [replace(one, roles=one.roles.with_flags(kept)) for one in self._sections]
-            self.roles = self.roles.with_flags(kept)
-        self.take_columns([(one.table, one.roles) for one in self._sections])
+            kept = self.roles.inner_flags().items()
+            arrays = [one.table.arrays for one in self._sections]
+            leaves = {key: name for key, name in kept if not any(one[name].is_one_value for one in arrays)}
+            self.roles = self.roles.with_leaves(leaves)
+        self.decide_columns()
 
-    def _is_ever_one_value(self, role: str) -> bool:
-        return any(is_one_value(one.table.arrays[getattr(one.roles, role)]) for one in self._sections)
-
-    def _read(self) -> Iterator[ReadTable]:
-        how = self.options.unknown_next
+    def tables(self, first: int) -> Iterator[tuple[Table, TransitionRows]]:
         for one in self._sections:
-            yield one.table, one.roles, end_episodes(one.table, one.roles, unknown_next=how, whole=one.whole)
-
-    def tables(self, first: int) -> Iterator[ReadTable]:
-        return self._read()
+            how = self.options.unknown_next
+            yield one.table, end_episodes(one.table, self.roles, unknown_next=how, whole=one.whole)
 
 
 class StreamReader(ArraysReader):
@@ -246,21 +265,19 @@ class StreamReader(ArraysReader):
         remaining = iter(tables)
         super().__init__(first=next(remaining), **about)
         self._tables, self._begin, self.begins = chain([self.first], remaining), begin, begin is not None
-        self.take_columns([(self.first, self.roles)])
+        self.decide_columns()
 
-    def tables(self, first: int) -> Iterator[ReadTable]:
+    def tables(self, first: int) -> Iterator[tuple[Table, TransitionRows]]:
         for table in self._begin(first) if self._begin and first else self._tables:
-            roles = self.roles if table is self.first else self.roles_of(table)
-            self.note(table, roles)
-            self.check_like_first(columns_of(roles, table.arrays, self.apart), self.columns, table, roles)
-            rows = end_episodes(table, roles, unknown_next=self.options.unknown_next)
+            self.check_like_first(table)
+            rows = end_episodes(table, self.roles, unknown_next=self.options.unknown_next)
             if rows.counts.get("inner_flags"):
                 message = f"{table.name}: a flag is set before the last step of its episode"
                 hint = (
                     "state how the episode ended by one value, terminated=True, and keep the flags as info/terminated"
                 )
                 raise UsageError(message, hint=hint)
-            yield table, roles, rows
+            yield table, rows
 
 
 @dataclass(frozen=True)
@@ -273,16 +290,10 @@ class TablesUnit(Unit):
         reader, kept = self.reader, resume or {}
         done, episodes = int(kept.get("steps", 0)), int(kept.get("episodes", 0))
         counts: Counter[str] = Counter(kept.get("counts"))
-        first_rows = FirstRows(counts)
-        for table, roles, transitions in reader.tables(episodes):
-            begins = True
-            steps = transition_table(table, roles, len(transitions.keep))
+        for table, transitions in reader.tables(episodes):
+            steps = transition_table(table, reader.roles, len(transitions.keep))
             for values, rewards, bits in steps.blocks(reader.columns, transitions):
                 rows = {column.key: some for column, some in zip(reader.columns, values)}
-                _count_not_finite(counts, rows, roles)
-                if len(bits):
-                    first_rows.add(rewards, bits, [rows[key] for key in roles.action], begins=begins)
-                    begins = bool(bits[-1])
                 done += len(bits)
                 yield Block({**rows, "next/reward": rewards}, bits, done=done)
             counts.update(transitions.counts)
@@ -292,30 +303,21 @@ class TablesUnit(Unit):
                 yield Block({}, done=done, mark=state)
         if not done:
             raise UsageError(f"{reader.name}: there is no step whose successor is known, and none that is terminated")
-        first_rows.decide()
         yield Block({}, done=done, record={"counts": dict(counts)})
-
-
-def _count_not_finite(counts: Counter[str], rows: Mapping[str, np.ndarray], roles: Roles) -> None:
-    """Count the observations and the actions with NaN or infinity."""
-    for name, keys in (("rows_not_finite", roles.observation), ("actions_not_finite", roles.action)):
-        for some in (rows[key] for key in keys if rows[key].dtype.kind == "f"):
-            counts[name] += int((~np.isfinite(some)).any(tuple(range(1, some.ndim))).sum())
 
 
 def reader_of_path(location: Any, options: ConvertOptions) -> TablesReader:
     """The reader of a file or folder on this machine. Raises as `open_tables` and `find_roles`."""
     assert isinstance(location, DirectoryLocation)
     path = Path(location.url, location.only)
-    files = ExitStack()
-    scratch = Path(files.enter_context(TemporaryDirectory(prefix=".unpacked-", dir=options.scratch)))
     split: str | None = options.extra["split"]
     episodes: str | None = options.extra["episodes"]
+    files = ExitStack()
+    scratch = Path(files.enter_context(TemporaryDirectory(prefix=".unpacked-", dir=options.scratch)))
     tables = files.enter_context(open_tables(path, scratch, split))
     tables = tables if episodes is None else select_episodes(tables, path, episodes)
     left_out = leave_out(tables, options.extra["leave_out"] or "")
-    by_split = {} if path.is_file() else data_files(path)
-    parts = [path] if path.is_file() else by_split.get(split or "".join(by_split)) or visible(path)
+    parts = [path] if path.is_file() else data_files(path, split) or visible(path)
     content: list[Any] = [
         [one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts
     ]

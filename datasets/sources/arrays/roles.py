@@ -19,6 +19,7 @@ A map may name other keys: each becomes a separate leaf with a row per step (``{
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -55,27 +56,23 @@ NAMES: dict[str, list[str]] = {
         "episode_ends": "episode_ends meta/episode_ends",
     }.items()
 }
-#: Names of other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
-OTHER_FLAGS = {
-    **dict.fromkeys(("masks", "not_done", "not_dones", "nonterminal", "nonterminals"), "terminated is 1 minus it"),
-    **dict.fromkeys(("episode_starts", "episode_start"), "give episode, which is numpy.cumsum of it"),
-    **dict.fromkeys(("dones_float", "is_done"), "it may be terminated, truncated or done"),
-    **dict.fromkeys(
-        ("discount", "discounts", "is_first", "is_last", "is_terminal", "step_type"),
-        "rows of dm_env and Dreamer hold the action and reward that led to their observation, where steps here hold those "
-        "that follow it: shift them with rbdata.from_episodes, observations of n + 1 rows with action[1:] and reward[1:]",
-    ),
+_ROLES = {name: role for role, names in NAMES.items() for name in names}
+#: Other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
+_OTHER_FLAGS = {
+    *("masks", "not_done", "not_dones", "nonterminal", "nonterminals", "dones_float", "is_done", "episode_start"),
+    *("episode_starts", "discount", "discounts", "is_first", "is_last", "is_terminal", "step_type"),
 }
-#: Roles that may consist of several arrays.
+_OTHER_ROWS = (
+    "compute terminated from it (1 - masks, numpy.cumsum(episode_starts) as episode). Rows of dm_env and Dreamer hold the "
+    "action and reward that led to their observation: give rbdata.from_episodes n + 1 observations, action[1:], reward[1:]"
+)
+#: Roles that may consist of several arrays; those that end episodes; the simulator's states, beside the observations.
 _TREES = ("observation", "action", "next_observation")
-_FLAGS = ("terminated", "truncated", "done")
+FLAGS = ("terminated", "truncated", "done")
+BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
 _SIMULATOR = ("state", "states", "next_state", "next_states")
 #: The roles that TED has under ``next``.
 _TED = {names[0]: role for role, names in NAMES.items() if names[0].startswith("next/")}
-_BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
-#: The names in exports of this program, which are TED's: a leaf ``obs`` or ``traj_id`` there is a leaf. What says where
-#: episodes end differs from format to format (`exported_names`).
-_TED_NAMES = {role: names[:1] for role, names in NAMES.items() if role not in _BOUNDARIES}
 #: Groups that other libraries put all rows into: Tianshou's is ``_meta``.
 _OUTER = ("data/", "_meta/")
 #: What is between a group and an array in it; LeRobot has observation.state, MineRL observation$compass$angle.
@@ -86,7 +83,7 @@ _MOST_LISTED = 24
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """Shape, with the rows in front, and dtype of an array; ``joined`` are the columns that a map made it of."""
+    """Shape, with the rows in front, and dtype of an array; ``joined`` are the columns that it was made of."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -94,6 +91,10 @@ class ArrayInfo:
 
     def __str__(self) -> str:
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
+
+    @property
+    def is_one_value(self) -> bool:
+        return self.shape in ((), (1,))
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,6 @@ class Roles:
     episode: str | float | None
     episode_lengths: str | None
     episode_ends: str | None
-    #: Arrays that state the ends of episodes once more, by role: they must agree.
-    more_ends: Mapping[str, str]
     #: Other arrays with a row per step, by key.
     extra: Mapping[str, str]
     #: Arrays that are not taken, and why.
@@ -120,34 +119,39 @@ class Roles:
     #: Assumptions about what nothing states, in sentences.
     assumed: tuple[str, ...] = ()
 
+    @property
+    def flags(self) -> dict[str, str]:
+        """The arrays of the flags, by role."""
+        return {role: name for role in FLAGS if (name := getattr(self, role)) is not None}
+
+    @property
+    def boundaries(self) -> dict[str, str]:
+        """The arrays that state episodes, by role."""
+        return {role: name for role in BOUNDARIES if isinstance(name := getattr(self, role), str)}
+
+    def rows(self, arrays: Mapping[str, ArrayInfo]) -> int:
+        """How many steps a table has."""
+        return arrays[next(iter(self.action.values()))].shape[0]
+
+    def states(self, arrays: Mapping[str, ArrayInfo]) -> int:
+        """How many rows of the observation a table has."""
+        return arrays[next(iter(self.observation.values()))].shape[0]
+
     def to_map(self) -> dict[str, str]:
         """The map that states what was found."""
-        single = ("reward", *_FLAGS, *_BOUNDARIES)
-        trees: dict[str, str] = {**self.observation, **self.action}
+        trees = {**self.observation, **self.action}
         trees |= {"next_" + key: name for key, name in self.next_observation.items()}
-        stated = {role: str(value) for role in single if (value := getattr(self, role)) is not None}
-        return {**trees, **stated, **self.extra}
+        stated = {role: getattr(self, role) for role in ("reward", *FLAGS, *BOUNDARIES)}
+        return {**trees, **{role: str(value) for role, value in stated.items() if value is not None}, **self.extra}
 
     def inner_flags(self) -> dict[str, str]:
-        """The flags by the keys of leaves that hold them where they do not end episodes."""
-        names = {role: name for role in _FLAGS if (name := getattr(self, role)) is not None}
-        wanted = {role: "info/" + _inside(name).removeprefix("next/") for role, name in names.items()}
-        keys = clean_keys(dict.fromkeys(wanted.values()))
-        return {keys[key]: role for role, key in wanted.items() if keys[key] not in self.extra}
+        """The arrays of the flags by the keys of leaves that hold them where they do not end episodes."""
+        wanted = {"info/" + _inside(name).removeprefix("next/"): name for name in self.flags.values()}
+        return {key: wanted[name] for name, key in clean_keys(wanted).items() if key not in self.extra}
 
-    def with_flags(self, keys: Mapping[str, str]) -> Roles:
-        """These roles with some flags (their roles, by key) as leaves."""
-        return replace(self, extra={**self.extra, **{key: getattr(self, role) for key, role in keys.items()}})
-
-
-def _inside(name: str) -> str:
-    """A name without the group that all rows are in."""
-    return name.partition("/")[2] if name.startswith(_OUTER) else name
-
-
-def exported_names(*boundaries: str) -> dict[str, list[str]]:
-    """The names of roles in a file that this program exported; of ``boundaries`` it has an array besides TED's."""
-    return _TED_NAMES | {role: [role] for role in boundaries}
+    def with_leaves(self, names: Mapping[str, str]) -> Roles:
+        """These roles with more leaves: arrays by key."""
+        return replace(self, extra={**self.extra, **names})
 
 
 def find_roles(
@@ -155,15 +159,13 @@ def find_roles(
     given: Mapping[str, str | float],
     where: str,
     unreadable: Mapping[str, str] = {},
-    names: Mapping[str, Sequence[str]] = NAMES,
     *,
     is_episode: bool = False,
 ) -> Roles:
     """The roles of arrays by a map, and by their names where it says nothing.
 
-    ``unreadable`` are other arrays, and why they are not read. ``names`` are those of each role. ``is_episode``: the arrays
-    are one episode, whose flags may be one value.
-    Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
+    ``unreadable`` are other arrays, and why they are not read. ``is_episode``: the arrays are one episode, whose flags may be
+    one value. Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
     """
     for key, role in _TED.items():
         if key in given and role in given:
@@ -171,25 +173,23 @@ def find_roles(
             raise UsageError(message, hint="leave one of them out")
     given = {_TED.get(key, key): value for key, value in given.items()}
     found, extra = _stated(arrays, given, where, unreadable)
-    named = _named([name for name in arrays if name not in _taken(found, extra)], names)
-    several = _take(found, named, given)
-    _check_known(arrays, given, found, extra, several, where, unreadable, names)
-    rows, taken = arrays[next(iter(found["action"].values()))].shape[0], _taken(found, extra)
-    more, left_out = _others(arrays, taken, rows, extra)
-    trees: dict[str, Any] = {role: found.get(role, {}) for role in _TREES}
+    free = [name for name in arrays if name not in _taken(found, extra)]
+    several = _take(found, _named(free), given)
+    _check_found(arrays, {*found, *given, *several}, _taken(found, extra), several, where, unreadable)
     single: dict[str, Any] = dict.fromkeys(role for role in NAMES if role not in _TREES)
     single |= {role: next(iter(leaves.values())) for role, leaves in found.items() if role not in _TREES}
     single |= {role: value for role, value in given.items() if isinstance(value, (int, float))}
     assumed: tuple[str, ...] = ()
-    done = single["done"]
-    if done is not None and single["terminated"] is None and single["truncated"] is None:
+    if (done := single["done"]) is not None and single["terminated"] is None and single["truncated"] is None:
         assumed = (
             f"{done} is taken as terminated, after which nothing follows. If it includes time limits, map them "
             f"(truncated=NAME); if it has nothing else, map truncated={done}.",
         )
         single |= {"terminated": done, "done": None}
-    ends = _more_ends(arrays, given, found, named, rows)
-    roles = Roles(**trees, **single, more_ends=ends, extra={**extra, **more}, left_out=left_out, assumed=assumed)
+    trees: dict[str, Any] = {role: found.get(role, {}) for role in _TREES}
+    roles = Roles(**trees, **single, extra=extra, left_out={}, assumed=assumed)
+    more, left_out = _others(arrays, _taken(found, extra), roles)
+    roles = replace(roles.with_leaves(more), left_out=left_out)
     _check(roles, arrays, where, is_episode)
     return roles
 
@@ -200,10 +200,10 @@ def rename_roles(arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises UsageError for a role that several may have.
     """
     if any(name.startswith("next/") for name in arrays):  # TED has the flags of the previous state at the root
-        arrays = {name: value for name, value in arrays.items() if name not in _FLAGS or "next/" + name not in arrays}
-    given = {role for role in NAMES if role in _BOUNDARIES or any(name.partition("/")[0] == role for name in arrays)}
+        arrays = {name: value for name, value in arrays.items() if name not in FLAGS or "next/" + name not in arrays}
+    given = {role for role in NAMES if role in BOUNDARIES or any(name.partition("/")[0] == role for name in arrays)}
     found: dict[str, dict[str, str]] = {}
-    for role, tops in _take(found, _named(arrays, NAMES), given).items():
+    for role, tops in _take(found, _named(arrays), given).items():
         raise UsageError(f"{where}: {', '.join(tops)} may each be the {role}", hint=f"name one of them {role}")
     keys: dict[str, str] = {}
     for role, leaves in found.items():
@@ -211,9 +211,24 @@ def rename_roles(arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {keys.get(name, name): value for name, value in arrays.items()}
 
 
+def check_flags(names: Iterable[str], where: str, also: str = "") -> None:
+    """Raise UsageError for arrays that may say where episodes end, where nothing says which steps are terminated; ``also`` ends
+    its hint."""
+    flags = [name for name in names if _inside(name.lower()) in _OTHER_FLAGS]
+    if flags:
+        message = f"{where}: {', '.join(flags)} may say where episodes end, and nothing says which steps are terminated"
+        hint = f"{_OTHER_ROWS}; where it is no flag, state terminated, too, or --map info/{flags[0]}={flags[0]}{also}"
+        raise UsageError(message, hint=hint)
+
+
 def _taken(found: Mapping[str, Mapping[str, str]], extra: Mapping[str, str]) -> set[str]:
     """The arrays that have a role or a key."""
     return {*(name for leaves in found.values() for name in leaves.values()), *extra.values()}
+
+
+def _inside(name: str) -> str:
+    """A name without the group that all rows are in."""
+    return name.partition("/")[2] if name.startswith(_OUTER) else name
 
 
 # -- what the map states -------------------------------------------------------------------------------------------------
@@ -232,10 +247,10 @@ def _stated(
                 message = f"{where}: the map gives {key} as the number {value}; only reward and episode may be one"
                 raise UsageError(message)
             continue
-        unread = [name for name in unreadable if is_named(name, value)]
-        if unread:
-            some = f"{unread[0]} cannot be read: {unreadable[unread[0]]}"
-            raise UsageError(f"{where}: the map gives {key} as {value!r}, and {some}")
+        for name in unreadable:
+            if is_named(name, value):
+                message = f"{where}: the map gives {key} as {value!r}, and {name} cannot be read: {unreadable[name]}"
+                raise UsageError(message)
         names = _resolved(value, arrays, key, where)
         if role in _TREES:
             base = key.removeprefix("next_")
@@ -267,41 +282,35 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
     """The arrays that an entry of the map names, by what follows its key: "" for one, ``/pos`` for those of a group."""
     if value in arrays:
         return {"": value}
-    inside = {"/" + name.removeprefix(value + "/"): name for name in arrays if name.startswith(value + "/")}
-    matched: dict[str, str] = {}
-    for name in arrays:
-        if "*" in value and fnmatchcase(name, value):
-            inner = "/" + name.rpartition("/")[2]
-            if inner in matched and not inside:
-                message = f"{where}: the map's {value!r} gives {matched[inner]} and {name} the same key, {key}{inner}"
-                raise UsageError(message, hint="name each in its own entry, such as observation/NAME=NAME")
-            matched[inner] = name
-    if not inside and not matched:
+    found = {"/" + name.removeprefix(value + "/"): name for name in arrays if name.startswith(value + "/")}
+    for name in arrays if "*" in value and not found else ():
+        inner = "/" + name.rpartition("/")[2]
+        if fnmatchcase(name, value) and found.setdefault(inner, name) != name:
+            message = f"{where}: the map's {value!r} gives {found[inner]} and {name} the same key, {key}{inner}"
+            raise UsageError(message, hint="name each in its own entry, such as observation/NAME=NAME")
+    if not found:
         message = f"{where}: the map gives {key} as {value!r}, and there is no such array"
         raise UsageError(message, hint=f"the arrays are {listed(arrays)}")
-    return inside or matched
+    return found
 
 
 # -- what names tell -----------------------------------------------------------------------------------------------------
 
 
-def _named(arrays: Iterable[str], names: Mapping[str, Sequence[str]]) -> dict[str, dict[str, dict[str, str]]]:
+def _named(arrays: Iterable[str]) -> dict[str, dict[str, dict[str, str]]]:
     """The arrays or groups that have one of the names of a role: by role, then by that name as it is written (``obs``, ``Obs``
     and ``data/obs`` are three), their arrays by key."""
-    role_of = {name: role for role, some in names.items() for name in some}
-    found: dict[str, dict[str, dict[str, str]]] = {role: {} for role in names}
+    found: dict[str, dict[str, dict[str, str]]] = {}
     for array in arrays:
-        plain = _inside(array.lower()) if names is NAMES else array
-        ends = [at for at, one in enumerate(plain) if one in (_SEPARATORS if names is NAMES else "/")]
-        for end in (*ends, len(plain)):
-            role = role_of.get(plain[:end])
+        plain = _inside(array.lower())
+        for end in (*(at for at, one in enumerate(plain) if one in _SEPARATORS), len(plain)):
+            role = _ROLES.get(plain[:end])
             if role is not None and (end == len(plain) or role in _TREES):
-                top = array[: len(array) - len(plain) + end]
-                rest = array[len(top) :]
-                key = role.removeprefix("next_") + rest.replace(rest[:1] or "/", "/")
-                found[role].setdefault(top, {})[key] = array
+                top, rest = array[: len(array) - len(plain) + end], plain[end:]
+                key = role.removeprefix("next_") + array[len(array) - len(rest) :].replace(rest[:1] or "/", "/")
+                found.setdefault(role, {}).setdefault(top, {})[key] = array
                 break
-    return {role: _preferred(tops) for role, tops in found.items() if tops}
+    return {role: _preferred(tops) for role, tops in found.items()}
 
 
 def _preferred(tops: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
@@ -317,8 +326,9 @@ def _take(
     """Add the roles that names tell to those ``found``; returns those that several arrays may have, with their names. Roles
     that are ``given`` are left alone."""
     several = {}
-    for role, tops in named.items():
-        if role in given or _is_known(role, {*found, *given}):
+    for role in NAMES:
+        tops = named.get(role, {})
+        if not tops or role in given or _is_known(role, {*found, *given}):
             continue
         if len(tops) > 1:
             several[role] = list(tops)
@@ -329,106 +339,65 @@ def _take(
 
 def _is_known(role: str, known: Collection[str]) -> bool:
     """Whether a role is known, or another one that states the ends of episodes as well."""
-    return role in known or (role in _BOUNDARIES and any(other in known for other in _BOUNDARIES))
+    return role in known or (role in BOUNDARIES and any(other in known for other in BOUNDARIES))
 
 
-def _check_known(
+def _check_found(
     arrays: Mapping[str, ArrayInfo],
-    given: Mapping[str, Any],
-    found: Mapping[str, Mapping[str, str]],
-    extra: Mapping[str, str],
+    known: Collection[str],
+    taken: Collection[str],
     several: Mapping[str, Sequence[str]],
     where: str,
     unreadable: Mapping[str, str],
-    names: Mapping[str, Sequence[str]],
 ) -> None:
     """Raise UsageError where roles are missing or ambiguous, or an array that is not read may have one."""
-    known, hint = {*found, *given, *several}, ""
     problems = [f"{', '.join(tops)} may each be the {role}" for role, tops in several.items()]
     problems += [f"no array is the {role}" for role in ("observation", "action") if role not in known]
+    hint = _HINT if problems or "reward" in known else "state it in the map, --map reward=0 or --map reward=NAME"
     if "reward" not in known:
         problems.append("no array is the reward (for data without rewards, state a number: reward=0)")
     # Without flags, ends and successors the steps would mean something else.
-    for role, tops in _named(unreadable, names).items():
+    for role, tops in _named(unreadable).items():
         if not _is_known(role, {*known, "observation", "action", "reward"}):
             problems += [f"{name} may be the {role}, and is not read" for one in tops.values() for name in one.values()]
-    if not problems and not {"terminated", "done"} & known:
-        taken = _taken(found, extra)
-        single = [name for name, array in arrays.items() if name not in taken and array.shape[1:] in ((), (1,))]
-        problems, hint = other_flags(single)
+    unread = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
+    also = f"; the arrays are {listed(arrays)}{unread}"
     if problems:
-        also = "".join(f"; {name} is not read: {why}" for name, why in list(unreadable.items())[:_MOST_LISTED])
-        hint = f"{hint or _hint(arrays, known)}; the arrays are {listed(arrays)}{also}"
-        raise UsageError(f"{where}: {'; '.join(problems)}", hint=hint)
-
-
-def other_flags(names: Iterable[str]) -> tuple[list[str], str]:
-    """What is wrong where arrays have names in `OTHER_FLAGS` and nothing says what terminated; and what to do about it."""
-    flags = [name for name in names if _inside(name.lower()) in OTHER_FLAGS]
-    if not flags:
-        return [], ""
-    message = f"{', '.join(flags)} may say where episodes end, and nothing says which steps are terminated"
-    why = OTHER_FLAGS[_inside(flags[0].lower())]
-    return [message], f"{flags[0]}: {why}; where it is no flag, give it a key: --map info/{flags[0]}={flags[0]}"
-
-
-def _more_ends(
-    arrays: Mapping[str, ArrayInfo],
-    given: Mapping[str, Any],
-    found: Mapping[str, Any],
-    named: Mapping[str, Mapping[str, Mapping[str, str]]],
-    rows: int,
-) -> dict[str, str]:
-    """Arrays of counts of steps that were not needed to know the episodes, by role. One with a row per step is a leaf."""
-    more: dict[str, str] = {}
-    if any(role in given for role in _BOUNDARIES) or not any(role in found for role in _BOUNDARIES):
-        return more
-    for role in ("episode_lengths", "episode_ends"):
-        there = [name for one in named.get(role, {}).values() for name in one.values() if role not in found]
-        counts = [name for name in there if arrays[name].shape[:1] not in ((), (rows,))]
-        if counts and arrays[counts[0]].dtype.kind in "iu":
-            more[role] = counts[0]
-    return more
+        raise UsageError(f"{where}: {'; '.join(problems)}", hint=hint + also)
+    if not {"terminated", "done"} & set(known):
+        single = [name for name, array in arrays.items() if name not in taken and array.shape[1:] in ((), (1,))]
+        check_flags(single, where, also)
 
 
 # -- other arrays, and what does not fit ---------------------------------------------------------------------------------------
 
 
 def _others(
-    arrays: Mapping[str, ArrayInfo], taken: Collection[str], rows: int, extra: Mapping[str, str]
+    arrays: Mapping[str, ArrayInfo], taken: Collection[str], roles: Roles
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The key of each of the other arrays, and why arrays are left out."""
+    """The other arrays by the keys that they get, and why arrays are left out."""
     is_ted = any(name.startswith("next/") for name in taken)
-    used = {*taken, *(column for name in taken for column in arrays[name].joined), *(_FLAGS if is_ted else ())}
+    used = {*taken, *(column for name in taken for column in arrays[name].joined), *(FLAGS if is_ted else ())}
     wanted: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    cleaned: dict[str, str] = {}
     for name, array in arrays.items():
         if name in used:
             continue
-        plain = name if is_ted else _inside(name)
-        inner = plain.partition("/")[2] if plain.startswith(("info/", "infos/")) else plain
-        key = plain if is_ted else "info/" + inner
+        plain = name if is_ted else "info/" + re.sub("^infos?/", "", _inside(name))
+        why = _why_not(array, roles.rows(arrays))
         try:
-            why, cleaned[name] = _why_not(array, rows), clean_keys([key])[key]
+            wanted[name] = clean_keys([plain])[plain]
         except SchemaError as error:
-            why = _why_not(array, rows) or error.message
-        if why is None:
-            wanted[name] = key
-        else:
+            why = why or error.message
+        if why is not None:
             left_out[name] = why
-    keys: dict[str, str] = {}
-    there = set(extra)
-    own = {key.lower() for name, key in wanted.items() if cleaned[name] == key}
-    for name, key in wanted.items():
-        # "a_b" goes to a_b, also where "a b" comes before it.
-        mine = cleaned[name]
-        if mine.lower() in there or (mine != key and mine.lower() in own):
-            left_out[name] = f"its key {mine} is taken"
-        else:
-            there.add(mine.lower())
-            keys[mine] = name
-    return keys, left_out
+    there = {key.lower() for key in roles.extra}
+    # "a_b" goes to a_b, also where "a b" comes before it.
+    for name, key in sorted(wanted.items(), key=lambda one: not one[0].endswith(one[1].removeprefix("info/"))):
+        if name not in left_out and key.lower() in there:
+            left_out[name] = f"its key {key} is taken"
+        there.add(key.lower())
+    return {key: name for name, key in wanted.items() if name not in left_out}, left_out
 
 
 def _why_not(array: ArrayInfo, rows: int) -> str | None:
@@ -446,50 +415,36 @@ def _why_not(array: ArrayInfo, rows: int) -> str | None:
 
 def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str, is_episode: bool) -> None:
     """Raise UsageError for arrays that do not fit their roles."""
-
-    def refuse(problem: str, hint: str | None = None) -> None:
-        raise UsageError(f"{where}: {problem}", hint=hint)
-
-    flags = {name for name in (roles.terminated, roles.truncated, roles.done) if name is not None}
+    flags = roles.flags.values()
     numbers = [name for name in (roles.reward, *flags, roles.episode) if isinstance(name, str)]
-    lengths = {}
-    for name in (*roles.action.values(), *roles.extra.values(), *numbers):
-        if is_episode and name in flags and is_one_value(arrays[name]):  # that of the last step
-            continue
+    steps = [*roles.action.values(), *roles.extra.values(), *numbers]
+    if is_episode:  # a flag may be that of the last step
+        steps = [name for name in steps if name not in flags or not arrays[name].is_one_value]
+    for name in steps:
         if not arrays[name].shape:
             hint = "give a row per step; of an episode's flags only the last one is set"
-            refuse(f"{name} has one value, not one per step", hint)
-        lengths[name] = arrays[name].shape[0]
-    _same_length(lengths, "arrays of one row per step", where)
-    _same_length(
-        {name: (*arrays[name].shape, "no")[0] for name in roles.observation.values()}, "the observations", where
-    )
+            raise UsageError(f"{where}: {name} has one value, not one per step", hint=hint)
+    for names, what in ((steps, "arrays of one row per step"), (roles.observation.values(), "the observations")):
+        lengths = {name: (*arrays[name].shape, "no")[0] for name in names}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name} {count}" for name, count in lengths.items())
+            raise UsageError(f"{where}: {what} differ in length: {shown}")
     if roles.next_observation and set(roles.next_observation) != set(roles.observation):
         keys = [", ".join(leaves) for leaves in (roles.next_observation, roles.observation)]
-        refuse(f"next_observation has {keys[0]}, observation {keys[1]}", _HINT)
+        raise UsageError(f"{where}: next_observation has {keys[0]}, observation {keys[1]}", hint=_HINT)
     for key, name in roles.next_observation.items():
-        here = arrays[roles.observation[key]]
-        if (arrays[name].shape, arrays[name].dtype.newbyteorder("=")) != (here.shape, here.dtype.newbyteorder("=")):
-            refuse(f"{name} is {arrays[name]}, {roles.observation[key]} {here}")
+        here, there = arrays[roles.observation[key]], arrays[name]
+        if (there.shape, there.dtype.newbyteorder("=")) != (here.shape, here.dtype.newbyteorder("=")):
+            raise UsageError(f"{where}: {name} is {there}, {roles.observation[key]} {here}")
     for name in (*roles.observation.values(), *roles.action.values(), *roles.extra.values()):
         why = _why_not(arrays[name], (*arrays[name].shape, -1)[0])
         if why is not None:
-            refuse(f"{name} cannot be stored: {why}")
-    steps = arrays[next(iter(roles.action.values()))].shape[:2]
+            raise UsageError(f"{where}: {name} cannot be stored: {why}")
+    shape = arrays[next(iter(roles.action.values()))].shape[:2]
     for name in numbers:
         if arrays[name].shape[1:] not in ((), (1,)) or arrays[name].dtype.kind not in "biuf":
-            by_episode = len(steps) == 2 and arrays[name].shape == steps
-            refuse(f"{name} is {arrays[name]}, not one number per step", _BY_EPISODE if by_episode else None)
-
-
-def _same_length(lengths: Mapping[str, Any], what: str, where: str) -> None:
-    if len(set(lengths.values())) > 1:
-        shown = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        raise UsageError(f"{where}: {what} differ in length: {shown}")
-
-
-def is_one_value(array: ArrayInfo) -> bool:
-    return array.shape in ((), (1,))
+            hint = _BY_EPISODE if len(shape) == 2 and arrays[name].shape == shape else None
+            raise UsageError(f"{where}: {name} is {arrays[name]}, not one number per step", hint=hint)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------
@@ -499,19 +454,9 @@ _BY_EPISODE = (
     "one more array. If they are [steps, environments, ...], as in buffers of Stable-Baselines3: swapaxes(0, 1) first, so that "
     "the steps of an environment follow each other, and give truncated, true in the last step of each environment"
 )
-_HINT = "state it in the map, ours to theirs, such as --map observation=obs"
-
-
-def _hint(arrays: Iterable[str], known: Collection[str]) -> str:
-    """How to state a role; with a pattern, if single numbers of observations or actions are arrays: ``obs_0, obs_1``."""
-    if {"observation", "action"} <= set(known) and "reward" not in known:
-        return "state it in the map, --map reward=0 or --map reward=NAME"
-    for role in ("observation", "action"):
-        for name in arrays:
-            stem = name.rstrip("0123456789")
-            if stem != name and stem.rstrip("._").lower() in NAMES[role]:
-                return f"state it in the map, ours to theirs, such as --map {role}={stem}*"
-    return _HINT
+_HINT = (
+    "state it in the map, ours to theirs, such as --map observation=obs, or several columns: --map observation=obs_*"
+)
 
 
 def listed(arrays: Mapping[str, ArrayInfo]) -> str:

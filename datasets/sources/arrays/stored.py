@@ -1,24 +1,24 @@
-"""Arrays in files, opened for each read and closed after it: a user's folder has more files than may be open at once.
+"""The arrays of a table: whatever has a dtype and a shape, and gives rows by slices.
 
-A mapping would keep its file open as well. Sizes are compared with the file when an array is found, the checksum of an
-archive when it is first read.
+Files are opened for each read and closed after it: a user's folder has more files than may be open at once, and a mapping
+keeps its file open as well. Their sizes are compared when an array is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
 
-from ....errors import CorruptSourceError, UsageError
 from ...formats.hdf5 import damage_reported, plain_bools
+from ...formats.npy import read_header
 
 
 class Stored(Protocol):
-    """What a table holds: an array whose rows are read by slices."""
+    """What a table holds."""
 
     @property
     def dtype(self) -> np.dtype[Any]: ...
@@ -29,74 +29,35 @@ class Stored(Protocol):
     def __getitem__(self, rows: Any) -> np.ndarray: ...
 
 
+@dataclass(frozen=True)
 class FileRows:
-    """The rows of an array whose elements lie in a file from ``offset`` on; ``columns_first``: in Fortran's order.
+    """An array whose elements lie in a file from ``offset`` on, in the ``order`` of C or of Fortran."""
 
-    ``check`` is called before the first read. Raises ValueError if the file, or its ``end``, is too short for the array.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        dtype: np.dtype[Any],
-        shape: tuple[int, ...],
-        offset: int = 0,
-        end: int | None = None,
-        *,
-        columns_first: bool = False,
-        check: Callable[[], None] | None = None,
-    ) -> None:
-        self.dtype, self.shape = dtype, shape
-        self._path, self._offset, self._columns_first, self._check = path, offset, columns_first, check
-        held = (path.stat().st_size if end is None else end) - offset
-        if held < (wanted := int(np.prod(shape, dtype=object)) * dtype.itemsize):
-            raise ValueError(f"it is cut short: {held} bytes instead of {wanted}")
+    path: Path
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    order: Any = "C"
 
     def __getitem__(self, rows: Any) -> np.ndarray:
-        """Some rows, by a slice; of an array of one value that, by ``()``."""
-        if self._check is not None:
-            self._check()
-            self._check = None
-        if not self.shape:
-            return np.fromfile(self._path, self.dtype, 1, offset=self._offset).reshape(())
-        low, high, _ = rows.indices(self.shape[0])
-        shape = (max(0, high - low), *self.shape[1:])
-        if 0 in shape or not self.dtype.itemsize:
-            return np.zeros(shape, self.dtype)
-        if self._columns_first:
-            return np.array(np.memmap(self._path, self.dtype, "r", self._offset, self.shape, "F")[low:high])
-        items = int(np.prod(self.shape[1:]))
-        begin = self._offset + low * items * self.dtype.itemsize
-        found = np.fromfile(self._path, self.dtype, shape[0] * items, offset=begin)
-        if len(found) < shape[0] * items:
-            raise CorruptSourceError(f"{self._path.name} was cut short while it was read")
-        return found.reshape(shape)
+        if 0 in self.shape:
+            return np.zeros(self.shape, self.dtype)[rows]
+        return np.array(np.memmap(self.path, self.dtype, "r", self.offset, self.shape, self.order)[rows])
 
 
-def npy_rows(path: Path, begin: int = 0, end: int | None = None, check: Callable[[], None] | None = None) -> FileRows:
-    """The array of a ``.npy`` in bytes ``begin`` to ``end`` of a file. Raises ValueError for anything else, or for a pickle."""
+def npy_rows(path: Path, begin: int = 0, end: int | None = None) -> FileRows:
+    """The array of a ``.npy`` in bytes ``begin`` to ``end`` of a file. Raises CorruptSourceError for anything else, ValueError
+    for elements that are not plain, and for too few of them."""
     with path.open("rb") as file:
         file.seek(begin)
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, columns_first, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError("its elements are Python objects")
-        return FileRows(
-            path, dtype, shape, file.tell(), end, columns_first=columns_first and len(shape) > 1, check=check
-        )
-
-
-class Part:
-    """A part of every row: a field of its dtype, or the index of a column."""
-
-    def __init__(self, rows: Stored, pick: Any) -> None:
-        self._rows, self._pick = rows, pick
-        like = np.zeros((0, *rows.shape[1:]), rows.dtype)[pick]
-        self.dtype, self.shape = like.dtype, (*rows.shape[:1], *like.shape[1:])
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        return self._rows[rows][self._pick]
+        shape, columns_first, dtype = read_header(file, path.name)
+        offset = file.tell()
+    if dtype.hasobject or dtype.names:
+        raise ValueError("its elements are Python objects" if dtype.hasobject else "it has fields: give each alone")
+    held = (path.stat().st_size if end is None else end) - offset
+    if held < (wanted := int(np.prod(shape, dtype=object)) * dtype.itemsize):
+        raise ValueError(f"it is cut short: {held} bytes instead of {wanted}")
+    return FileRows(path, dtype, shape, offset, "F" if columns_first else "C")
 
 
 class Hdf5Files:
@@ -109,9 +70,6 @@ class Hdf5Files:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         if self._open is not None:
             self._open[1].close()
             self._open = None
@@ -121,18 +79,18 @@ class Hdf5Files:
         import h5py
 
         if self._open is None or self._open[0] != path:
-            self.close()
+            self.__exit__()
             with damage_reported(path.name):
                 self._open = (path, h5py.File(path, "r", locking=False))
         return self._open[1]
 
 
 class Hdf5Rows:
-    """The rows of an array of an HDF5 file, by its path there."""
+    """The rows of an array of an HDF5 file."""
 
-    def __init__(self, files: Hdf5Files, path: Path, name: str, array: Any) -> None:
+    def __init__(self, files: Hdf5Files, path: Path, array: Any) -> None:
         self.dtype, self.shape = array.dtype, array.shape
-        self._files, self._path, self._name = files, path, name
+        self._files, self._path, self._name = files, path, array.name
 
     def __getitem__(self, rows: Any) -> np.ndarray:
         with damage_reported(self._path.name):
@@ -140,11 +98,11 @@ class Hdf5Rows:
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Columns of one number per row, side by side."""
+class Columns:
+    """Columns of one number per row, side by side: an array ``[n, columns]`` of their common dtype."""
 
     names: tuple[str, ...]
-    columns: Sequence[Any]
+    columns: Sequence[Stored]
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -152,34 +110,35 @@ class Joined:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (min(column.shape[0] for column in self.columns), len(self.columns))
+        return (self.columns[0].shape[0], len(self.columns))
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        return side_by_side([np.asarray(column[rows]).reshape(-1) for column in self.columns]).astype(self.dtype)
+        return np.stack([np.asarray(column[rows], self.dtype).reshape(-1) for column in self.columns], -1)
 
 
-def side_by_side(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns ``[n]`` as one array ``[n, columns]`` of their common dtype.
+class Concatenated:
+    """The rows of several arrays, one after the other, in their common dtype."""
 
-    Raises UsageError for integers that this dtype, a float, would round: those beyond 2^53 beside columns of fractions.
-    """
-    joined = np.stack(columns, -1)
-    for column in columns:
-        if joined.dtype.kind == "f" and column.dtype.kind in "iu" and column.dtype.itemsize == 8:
-            beyond = (column > 1 << 53) | (column < -(1 << 53)) if column.dtype.kind == "i" else column > 1 << 53
-            if beyond.any():
-                message = (
-                    f"columns of {joined.dtype} would round the integer {column[beyond][0]} of a column beside them"
-                )
-                raise UsageError(message, hint="map the column of integers to its own key")
-    return joined
+    def __init__(self, parts: Sequence[Stored]) -> None:
+        self._parts, self._ends = parts, np.cumsum([part.shape[0] for part in parts])
+        self.dtype = np.result_type(*(part.dtype for part in parts))
+        self.shape = (int(self._ends[-1]), *parts[0].shape[1:])
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        low, high, _ = rows.indices(self.shape[0])
+        read = [np.zeros((0, *self.shape[1:]), self.dtype)]
+        for part, end in zip(self._parts, self._ends.tolist()):
+            begin = end - part.shape[0]
+            if low < end and begin < high:
+                read.append(part[max(low, begin) - begin : min(high, end) - begin])
+        return np.concatenate(read)
 
 
 @dataclass(frozen=True)
 class Ring:
     """The ``rows`` of an array that a ring has from row ``first`` on: those from its row ``begin`` on, then those before it."""
 
-    array: Any
+    array: Stored
     rows: int
     begin: int
     first: int = 0
@@ -197,4 +156,4 @@ class Ring:
         low, high, stop = low + self.begin, high + self.begin, self.rows
         ranges = (low, min(high, stop)), (max(0, low - stop), max(0, high - stop))
         parts = [self.array[self.first + a : self.first + b] for a, b in ranges if a < b]
-        return np.concatenate(parts) if parts else self.array[:0]
+        return np.concatenate([np.asarray(part) for part in parts]) if parts else np.asarray(self.array[:0])

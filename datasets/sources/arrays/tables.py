@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import numpy as np
@@ -12,31 +11,25 @@ import numpy as np
 from ....errors import UsageError, reason
 from ...ingest.spaces import as_array
 from .files import natural
-from .roles import NAMES, ArrayInfo, Given, is_named
-from .stored import Joined, Part
-
-Kind = Literal["table", "file", "group", "episode"]
+from .roles import ArrayInfo, Given, is_named
+from .stored import Columns
 
 
 @dataclass
 class Table:
-    """Arrays by name, each with a row per step, state or episode; ``values`` can be sliced by rows."""
+    """Arrays by name, each with a row per step, state or episode; ``values`` can be sliced by rows (`stored`)."""
 
     name: str
     values: dict[str, Any]
-    #: Arrays that are not numeric, and why they are not read.
+    #: Arrays that are not read, and why.
     unreadable: dict[str, str] = field(default_factory=dict)
-    #: Arrays that were made of numbered columns, and the names of these, in order.
-    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: The names by which the roles of arrays are known (`roles`).
-    names: Mapping[str, Sequence[str]] = field(default_factory=lambda: NAMES)
     #: What it is in its file: one episode; a group, or one of the files of a folder, which may be one; or the only table.
-    kind: Kind = "table"
+    kind: Literal["table", "file", "group", "episode"] = "table"
 
     @property
     def arrays(self) -> dict[str, ArrayInfo]:
         return {
-            name: ArrayInfo(tuple(value.shape), value.dtype, value.names if isinstance(value, Joined) else ())
+            name: ArrayInfo(tuple(value.shape), value.dtype, value.names if isinstance(value, Columns) else ())
             for name, value in self.values.items()
         }
 
@@ -50,47 +43,34 @@ class Table:
         return np.asarray(values[: values.shape[0]] if values.shape else values[()])
 
 
-def memory_table(arrays: Any, name: str = "the arrays", names: Mapping[str, Sequence[str]] = NAMES) -> Table:
-    """A table of arrays in memory: a mapping of NumPy arrays or tensors, perhaps nested, a TensorDict, or an array with fields.
+def memory_table(arrays: Any, name: str = "the arrays") -> Table:
+    """A table of arrays in memory: a mapping of NumPy arrays or tensors, perhaps nested, or a TensorDict.
 
-    ``names`` are those of the roles. Raises UsageError for other values.
+    Raises UsageError for other values.
     """
-    if isinstance(arrays, np.ndarray) and arrays.dtype.names:
-        arrays = {field: arrays[field] for field in arrays.dtype.names}
     if len(getattr(arrays, "batch_size", ())) > 1:
         message = f"{name} are a TensorDict of batch size {list(arrays.batch_size)}, and a dataset has one row per step"
         hint = "where its last dimension is time: mark the last step of each trajectory as truncated, then reshape(-1)"
         raise UsageError(message, hint=hint)
     if not hasattr(arrays, "items"):
-        message = f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays, or an array with fields"
-        raise UsageError(message)
-    table = Table(name, {}, names=names)
+        hint = "of an array with fields: {name: array[name] for name in array.dtype.names}"
+        raise UsageError(f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays", hint=hint)
+    table = Table(name, {})
     for key, value in flat_arrays(arrays):
+        if key in table.values or key in table.unreadable:
+            raise UsageError(f"{name}: two arrays are named {key}", hint="rename one of them")
         if np.ma.is_masked(value):
             raise UsageError(f"{name}: {key} has masked elements", hint="fill them, or leave their rows out")
-        found: Iterable[tuple[str, np.ndarray | str]]
         try:
-            found = _fields(key, as_array(value))
+            plain = as_array(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            found = [(key, reason(error))]
-        for inner, plain in found:
-            if inner in table.values or inner in table.unreadable:
-                raise UsageError(f"{name}: two arrays are named {inner}", hint="rename one of them")
-            if isinstance(plain, str):
-                table.unreadable[inner] = plain
-            elif plain.dtype.hasobject:
-                table.unreadable[inner] = "its elements are Python objects"
-            else:
-                table.values[inner] = plain
+            table.unreadable[key] = reason(error)
+            continue
+        if plain.dtype.hasobject:
+            table.unreadable[key] = "its elements are Python objects"
+        else:
+            table.values[key] = plain
     return table
-
-
-def _fields(key: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays of an array with fields, which may have fields themselves."""
-    if not array.dtype.names:
-        yield key, array
-    for inner in array.dtype.names or ():
-        yield from _fields(f"{key}/{inner}", array[inner])
 
 
 def flat_arrays(arrays: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -110,71 +90,66 @@ def leave_out(tables: Sequence[Table], names: str) -> dict[str, str]:
     """
     left: dict[str, str] = {}
     for name in filter(None, (name.strip().strip("/") for name in names.split(","))):
-        found = [
-            (table, array) for table in tables for array in (*table.values, *table.unreadable) if is_named(array, name)
-        ]
+        found = {array for table in tables for array in (*table.values, *table.unreadable) if is_named(array, name)}
         if not found:
             message = f"{tables[0].name}: there is no array {name} to leave out"
             raise UsageError(message, hint=f"the arrays are {', '.join(tables[0].values)}")
-        for table, array in found:
+        left |= dict.fromkeys(sorted(found), "as asked")
+    for table in tables:
+        for array in left:
             table.values.pop(array, None)
             table.unreadable.pop(array, None)
-            left[array] = "as asked"
     return left
 
 
 def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | float]:
-    """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, how many]``.
+    """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, how many]``,
+    which the table gets. Entries stay as they are where the arrays are not of one number per row.
 
-    The table gets these arrays. Entries stay as they are where the arrays are not of one number per row.
     Raises UsageError for arrays with different numbers of rows, and for entries of other types.
     """
-    plain: dict[str, str | float] = {}
     _split_columns(table, given)
+    plain: dict[str, str | float] = {}
     for key, value in given.items():
         if isinstance(value, bytes) or not isinstance(value, (str, int, float, Sequence)):
             message = f"{table.name}: the map gives {key} as {value!r}"
             raise UsageError(message, hint="an entry is the name of an array, several names, or a number (reward=0)")
-        names = [] if isinstance(value, (int, float)) else _several(table, value)
-        columns = [table.values[name] for name in names if name in table.values]
-        if names and len(columns) == len(names) and all(column.shape[1:] in ((), (1,)) for column in columns):
-            if len({column.shape[:1] for column in columns}) > 1:
-                rows = ", ".join(f"{name} {column.shape[0]}" for name, column in zip(names, columns))
-                message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
-                raise UsageError(message, hint="give each its own key, such as observation/NAME")
-            joined = plain[key] = ",".join(names)
-            table.values[joined] = Joined(tuple(names), columns)
-        else:
-            plain[key] = value if isinstance(value, (str, int, float)) else ",".join(map(str, value))
+        if isinstance(value, (int, float)) or (isinstance(value, str) and value in table.values):
+            plain[key] = value
+            continue
+        names = _names(value)
+        if isinstance(value, str) and "*" in value:  # one that cannot be read stays, and is refused by its name
+            every = (*table.values, *table.unreadable)
+            names = sorted((name for name in every if is_named(name, value)), key=natural)
+        columns = {name: table.values[name] for name in names if name in table.values}
+        is_several = not isinstance(value, str) or len(names) > 1 or "*" in value
+        if (
+            not is_several
+            or len(columns) < len(names)
+            or any(one.shape[1:] not in ((), (1,)) for one in columns.values())
+        ):
+            plain[key] = ",".join(names) if not isinstance(value, str) else value
+            continue
+        if len({column.shape[:1] for column in columns.values()}) > 1:
+            rows = ", ".join(f"{name} {column.shape[0]}" for name, column in columns.items())
+            message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
+            raise UsageError(message, hint="give each its own key, such as observation/NAME")
+        plain[key] = ",".join(names)
+        if columns:
+            table.values[",".join(names)] = Columns(tuple(names), list(columns.values()))
     return plain
 
 
+def _names(value: str | Sequence[str]) -> list[str]:
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else [str(name) for name in value]
+
+
 def _split_columns(table: Table, given: Mapping[str, Given]) -> None:
-    """Numbered columns that a map names, rather than the array that they were made into, become separate arrays."""
-    entries = [value if isinstance(value, (list, tuple)) else [value] for value in given.values()]
-    names = {name.strip() for entry in entries for one in entry if isinstance(one, str) for name in one.split(",")}
-
-    def is_stated(array: str) -> bool:
-        return any(array == name or ("*" in name and fnmatchcase(array, name)) for name in names)
-
-    for array, columns in table.columns.items():
-        named = [column for column in columns if is_stated(column)]
-        if not named or is_stated(array):
+    """Take joined columns (`column_tables`) apart where the map names some of them, and not the array that they are."""
+    entries = [entry for value in given.values() if isinstance(value, (str, Sequence)) for entry in _names(value)]
+    for array, value in list(table.values.items()):
+        if not isinstance(value, Columns) or any(is_named(array, entry) for entry in entries):
             continue
-        values = table.values[array]
-        for column in named:
-            table.values[column] = Part(values, (..., columns.index(column))) if len(columns) > 1 else values
-        if len(named) == len(columns):
+        if any(is_named(column, entry) for column in value.names for entry in entries):
             del table.values[array]
-
-
-def _several(table: Table, value: str | Sequence[str]) -> list[str]:
-    """The names in an entry of a map, if it gives several."""
-    if not isinstance(value, str):
-        return list(value)
-    if value in table.values:
-        return []
-    if "*" in value:
-        every = (*table.values, *table.unreadable)  # where one cannot be read, they are not joined, and `roles` refuses
-        return sorted((name for name in every if fnmatchcase(name, value)), key=natural)
-    return [name.strip() for name in value.split(",")] if "," in value else []
+            table.values |= zip(value.names, value.columns)

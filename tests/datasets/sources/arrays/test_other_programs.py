@@ -259,7 +259,9 @@ def test_what_is_left_out_of_any_part_is_said(tmp_path: Path) -> None:
 def test_files_that_go_on_in_one_another_have_the_same_flags(tmp_path: Path) -> None:
     np.savez(tmp_path / "x-0-of-2.npz", **steps(4), terminated=np.zeros(4))
     np.savez(tmp_path / "x-1-of-2.npz", **steps(4), terminated=np.zeros(4), truncated=np.arange(4) == 3)
-    with pytest.raises(UsageError, match=r"x-1-of-2.npz goes on where x-0-of-2.npz ends, and only one of them has"):
+    with pytest.raises(
+        UsageError, match=r"x-1-of-2.npz is unlike x-0-of-2.npz: truncated is truncated, and missing there"
+    ):
         convert(tmp_path)
 
 

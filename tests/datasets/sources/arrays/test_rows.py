@@ -53,9 +53,15 @@ def read(arrays: dict[str, Any], most_rows: int = 1 << 16, unknown_next: str = "
     columns = columns_of(roles, table.arrays)
     layout = end_episodes(table, roles, unknown_next=unknown_next)
     parts = list(transition_table(table, roles, len(layout.keep)).blocks(columns, layout, most_rows))
-    states, actions = (np.concatenate([rows[number] for rows, _, _ in parts]) for number in (0, 1))
+    found = {column.key: np.concatenate([rows[at] for rows, _, _ in parts]) for at, column in enumerate(columns)}
+    states, actions = found["observation"], found["action"]
     rewards, end = (np.concatenate([part[which] for part in parts]) for which in (1, 2))
     episodes, first, state = [], 0, 0
+    if "next/observation" in found:  # beside the observation, per step
+        ends = np.flatnonzero(end)
+        states = np.insert(states, ends + 1, found["next/observation"][ends], axis=0)
+        inside = np.flatnonzero(end == 0)
+        np.testing.assert_array_equal(found["next/observation"][inside], found["observation"][inside + 1])
     for last in np.flatnonzero(end).tolist():
         length = last + 1 - first
         episodes.append(
@@ -211,36 +217,6 @@ def test_flags_inside_episodes_that_numbers_state_end_nothing(stated: dict[str, 
     assert rows.counts["inner_flags"] == 1
 
 
-@pytest.mark.parametrize(
-    "ends",
-    [
-        {"episode_lengths": np.array([2, 3]), "episode_ends": np.array([3, 5])},
-        {"episode": np.array([0, 0, 1, 1, 1]), "episode_ends": np.array([3, 5])},
-        {"episode": np.array([0, 0, 1, 1, 1]), "meta/episode_ends": np.array([3, 5])},
-        {"episode_lengths": np.array([2, 3]), "episode_ends": np.array([2])},
-    ],
-)
-def test_two_arrays_that_state_other_episodes_are_refused(ends: dict[str, np.ndarray]) -> None:
-    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
-    del arrays["terminated"], arrays["truncated"]
-    with pytest.raises(UsageError, match=r"row 1 is the last one|2 of 5 rows") as refused:
-        read(arrays | ends)
-    assert "alone in the map" in str(refused.value.hint)
-    first, other = ends
-    given = {"episode_ends": other}
-    assert find_roles(memory_table(arrays | ends).arrays, given, "a").more_ends == {}
-    same = {name: values if name == first else np.array([2, 5]) for name, values in ends.items()}
-    read(arrays | same)
-
-
-def test_a_map_that_states_the_episodes_twice_is_refused() -> None:
-    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
-    del arrays["terminated"], arrays["truncated"]
-    arrays |= {"a": np.array([2, 3]), "b": np.array([3, 5])}
-    with pytest.raises(UsageError, match="by a and by b"):
-        read(arrays, episode_lengths="a", episode_ends="b")
-
-
 @pytest.mark.parametrize("steps", [[0, 1, 1, 0, 2], [0, 1, 2, 0, 1], [3, 4, 0, 2, 1]])
 def test_numbers_of_steps_that_run_backwards_in_an_episode_are_refused(steps: list[int]) -> None:
     arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
@@ -250,12 +226,10 @@ def test_numbers_of_steps_that_run_backwards_in_an_episode_are_refused(steps: li
     read(arrays | {"step": np.array(steps)}, **{"info/other": "step"})
 
 
-@pytest.mark.parametrize(
-    ("steps", "jumps"), [([0, 1, 0, 1, 2], 0), ([5, 6, 7, 8, 9], 0), ([0, 4, 0, 4, 8], 0), ([0, 1, 0, 1, 5], 1)]
-)
-def test_numbers_of_steps_that_jump_in_an_episode_are_counted(steps: list[int], jumps: int) -> None:
+@pytest.mark.parametrize("steps", [[0, 1, 0, 1, 2], [5, 6, 7, 8, 9], [0, 4, 0, 4, 8]])
+def test_numbers_of_steps_that_rise_in_an_episode_are_right(steps: list[int]) -> None:
     arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
-    assert read(arrays | {"info/timestep": np.array(steps)[:, None]})[1].get("jumps", 0) == jumps
+    assert len(read(arrays | {"info/timestep": np.array(steps)[:, None]})[0]) == 2
 
 
 def test_nothing_that_says_where_episodes_end_is_refused() -> None:

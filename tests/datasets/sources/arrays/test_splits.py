@@ -8,13 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
 import rbdata
 from pyarrow import ipc, parquet
-from rbdata.errors import CorruptSourceError, UsageError
+from rbdata.errors import UsageError
 from rbdata.storage.dataset import Dataset
 
 
@@ -55,21 +54,7 @@ def test_caches_beside_the_data_are_not_read(tmp_path: Path) -> None:
     own = tmp_path / "own"
     saved(own, 1)
     arrow(own / "cache-c5535ecba017ac62.arrow", 2)
-    arrow(own / "other.arrow", 3)
     assert rewards(own, tmp_path) == [1]
-    (own / "state.json").unlink()
-    (own / "other.arrow").unlink()
-    assert rewards(own, tmp_path) == [1]
-
-
-def test_what_the_state_of_a_saved_dataset_says_holds(tmp_path: Path) -> None:
-    saved(tmp_path / "chosen", 1, _indices_data_files=[{"filename": "indices.arrow"}])
-    with pytest.raises(UsageError, match="only some rows"):
-        rbdata.convert(tmp_path / "chosen", "my/x", root=tmp_path)
-    saved(tmp_path / "short", 1, _data_files=[{"filename": f"data-0000{n}-of-00002.arrow"} for n in range(2)])
-    arrow(tmp_path / "short/data-00000-of-00002.arrow", 1)
-    with pytest.raises(CorruptSourceError, match=r"data-00001-of-00002\.arrow is missing"):
-        rbdata.convert(tmp_path / "short", "my/x", root=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -122,22 +107,6 @@ def arrays_in_folders(own: Path) -> None:
             np.save(own / name / f"{key}.npy", values)
 
 
-def groups(own: Path) -> None:
-    with h5py.File(own.with_suffix(".h5"), "w") as file:
-        for name, reward in (("train", 1), ("test", 2)):
-            for key, values in steps(reward).items():
-                file[f"data/{name}/{key}"] = values
-
-
-def groups_of_episodes(own: Path) -> None:
-    own.mkdir()
-    with h5py.File(own / "all.h5", "w") as file:
-        for name, reward in (("train", 1), ("test", 2)):
-            for number in range(2):
-                for key, values in steps(reward).items():
-                    file[f"{name}/demo_{number}/{key}"] = values
-
-
 @pytest.mark.parametrize(
     ("make", "splits"),
     [
@@ -147,8 +116,6 @@ def groups_of_episodes(own: Path) -> None:
         (named_files, {"train": 1, "valid": 2}),
         (of_none, {"eval": 2}),
         (arrays_in_folders, {"train": 1, "val": 2}),
-        (groups, {"train": 1, "test": 2}),
-        (groups_of_episodes, {"train": 1, "test": 2}),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
@@ -156,7 +123,7 @@ def test_splits_are_chosen_and_never_merged(
     make: Callable[[Path], None], splits: dict[str, int], tmp_path: Path
 ) -> None:
     make(tmp_path / "own")
-    path = next(one for one in (tmp_path / "own", tmp_path / "own.h5") if one.exists())
+    path = tmp_path / "own"
     with pytest.raises(UsageError, match=f"holds the splits {', '.join(sorted(splits))}") as caught:
         rbdata.convert(path, "my/x", root=tmp_path, source="arrays")
     assert "split" in (caught.value.hint or "")
