@@ -688,7 +688,7 @@ def episodes(first):
         length = 1 + number % 30
         states = rng.normal(size=(length + 1, 3))
         if kind == "frames":
-            states = rng.integers(0, 9, (length + 1, 100, 100), np.uint8)
+            states = rng.integers(0, 9, (length + 1, 80, 80), np.uint8)
         elif number % 100 == 1:
             states = states[:-1]
         yield {"observation": states, "action": rng.normal(size=length), "reward": rng.normal(size=length),

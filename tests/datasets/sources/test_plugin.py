@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from paths import DATA
+from processes import start_forked
 from servers import http_server
 
 EXAMPLE = DATA.parents[1] / "examples" / "source_plugin"
@@ -45,14 +45,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def python(installed, tmp_path):
-    """Run Python with the example installed; datasets lie under ``tmp_path/root``. Returns what it prints."""
+    """Run code with the example installed; datasets lie under ``tmp_path/root``. Returns what it prints."""
 
-    def run(*words: object) -> str:
-        path = os.pathsep.join(filter(None, (str(installed), os.environ.get("PYTHONPATH"))))
-        variables = {**os.environ, "PYTHONPATH": path, "RBDATA_ROOT": str(tmp_path / "root")}
-        done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=variables)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def run(code: str, *words: str) -> str:
+        code, output = f"import sys; sys.path.insert(0, {str(installed)!r})\n{code}", tmp_path / "printed"
+        done = start_forked(code, *words, output=output, RBDATA_ROOT=str(tmp_path / "root"))
+        done.join()
+        assert done.exitcode == 0
+        return output.read_text()
 
     return run
 
@@ -61,7 +61,7 @@ def python(installed, tmp_path):
 def rbdata(python):
     """Run command lines one after the other in one process; returns what each prints, or its errors where it fails."""
     script = (
-        "import contextlib, io, json, sys; from rbdata.cli import run\n"
+        "import contextlib, io, json; from rbdata.cli import run\n"
         "answers = []\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:\n"
@@ -72,7 +72,7 @@ def rbdata(python):
 
     def run(*lines: str, codes: Set[int] = frozenset({0}), **names: object) -> list[str]:
         words = [[word.format(**names) for word in shlex.split(line)] for line in lines]
-        answers = json.loads(python("-c", script, json.dumps(words)))
+        answers = json.loads(python(script, json.dumps(words)))
         assert {code for code, _ in answers} == codes, answers
         return [text for _, text in answers]
 
@@ -113,7 +113,7 @@ def test_from_list_to_delete(rbdata, python, tmp_path):
         "td['next', 'terminated'].flatten().tolist(), td['next', 'truncated'].flatten().tolist(), sep='\\n'); "
         "assert rbdata.load('csvlog/mine', batch_size=4).sample()['observation'].shape == (4, 2)"
     )
-    assert python("-c", script).splitlines() == [
+    assert python(script).splitlines() == [
         "{'actions': 'continuous'}",
         "torch.float32",
         "[[0.5, 1.0], [1.5, 2.0], [3.5, 4.0]]",
