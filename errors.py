@@ -110,8 +110,6 @@ class FetchError(RbdataError, OSError):
     code = "fetch"
     #: The HTTP status that caused the error, None if there was none.
     status: int | None = None
-    #: Whether the server sends whole files only, and would send this one.
-    whole_files_only: bool = False
 
 
 class ForbiddenError(FetchError, PermissionError):

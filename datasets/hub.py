@@ -3,8 +3,8 @@
     push("my/x", "hf://datasets/me/x", licence="mit")
 
 The repository holds the dataset's files at its top and the card as README.md; a README.md written by someone else stays,
-unless with ``force``. Large files are uploaded in groups, which the Hub keeps before any commit names them; then one commit
-names all files. So readers see the whole dataset or nothing, and after an interruption the next push uploads only the files
+unless with ``force``. One commit names all files: the client uploads the large ones first, and the Hub keeps them before a
+commit names them. So readers see the whole dataset or nothing, and after an interruption the next push uploads only the files
 that the Hub lacks. `fetch.hugging_face` reads such repositories.
 """
 
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,11 @@ from .card.writers import hub_licence, make_readme
 from .fetch import FetchOptions, RemoteObject, read_all
 from .fetch.hugging_face import HubLocation, endpoint, read_token
 from .fetch.location import is_hub_dataset
-from .fetch.retries import call_with_retries, fetch_error, retry_after_seconds, status_error, transient
+from .fetch.retries import call_with_retries, fetch_error, retry_after_seconds, status_error
 from .fetch.upload import LocalFile
 from .mirrors import OnProgress, Pushed, check_replaceable, check_undamaged
 
 CARD = "README.md"
-#: A group of files is one request for places to upload to; an interrupted push loses at most what is under way.
-GROUP_FILES = 64
-GROUP_BYTES = 1 << 30
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
 _AGAIN = "push again: what the Hub has already is not sent again"
 
@@ -109,17 +107,15 @@ def _push(folder: Path, hub: _Hub, licence: str, public: bool, force: bool, on_p
     files = {name: LocalFile(folder / name) for name in (*sorted(manifest.files), FILENAME)}
     missing = [name for name, file in files.items() if not _holds(listed.get(name), file)]
     stale = sorted(set(existing.files if existing else ()) & set(listed) - set(files))
-    sizes = {name: file.size for name, file in files.items()}
-    total, sent_bytes = sum(sizes.values()), sum(sizes[name] for name in missing)
-    done = total - sent_bytes
-    for group in _groups(missing, sizes):
-        hub.upload({name: files[name].path for name in group})
-        done += sum(sizes[name] for name in group)
-        if on_progress is not None:
-            on_progress(group[-1], done, total)
+    total, sent_bytes = sum(file.size for file in files.values()), sum(files[name].size for name in missing)
+    if on_progress is not None:
+        on_progress(FILENAME, total - sent_bytes, total)
+    added = hub.upload({**{name: files[name].path for name in missing}, **({CARD: card} if card else {})})
     if state_of(folder) != before:
         raise DatasetBusyError(f"{folder} was replaced while it was pushed: nothing was committed", hint=_AGAIN)
-    commit = hub.commit(card, stale, f"Push {manifest.id}", parent=there.revision)
+    commit = hub.commit(added, stale, f"Push {manifest.id}", parent=there.revision)
+    if on_progress is not None:
+        on_progress(FILENAME, total, total)
     stored = dict(HubLocation.from_url(f"{place.partition('@')[0]}@{commit}", hub.location.options).tree())
     for name, file in files.items():
         if not _holds(stored.get(name), file):
@@ -132,17 +128,6 @@ def _holds(stored: RemoteObject | None, file: LocalFile) -> bool:
     if stored is None or stored.size != file.size:
         return False
     return any(value == file.checksum(name) for name, value in stored.checksums.items())
-
-
-def _groups(names: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]:
-    group: list[str] = []
-    for name in names:
-        if group and (len(group) == GROUP_FILES or sum(map(sizes.__getitem__, group)) + sizes[name] > GROUP_BYTES):
-            yield group
-            group = []
-        group.append(name)
-    if group:
-        yield group
 
 
 class _Hub:
@@ -162,7 +147,6 @@ class _Hub:
         self._client: Any = huggingface_hub
         self._api = huggingface_hub.HfApi(endpoint=endpoint(), token=token, library_name="rbdata")
         self._repository: dict[str, Any] = {"repo_id": location.repository, "repo_type": "dataset"}
-        self._added: list[Any] = []
 
     def check_card(self, readme: str) -> None:
         """Raises UsageError for a card that the Hub refuses, as with a licence that it does not know."""
@@ -202,34 +186,19 @@ class _Hub:
             raise UsageError(f"{self.url} exists and is {is_now}", hint=hint)
         return HubLocation.from_url(self.url, self.location.options).pinned()
 
-    def upload(self, files: dict[str, Path]) -> None:
-        """Send large files to the Hub's storage; small ones are sent with the commit."""
+    def upload(self, files: Mapping[str, Path | bytes]) -> list[Any]:
+        """Send large files to the Hub's storage, which keeps them; small ones are sent with the commit of what is returned."""
+        added = [self._client.CommitOperationAdd(name, content) for name, content in files.items()]
+        send = partial(self._api.preupload_lfs_files, **self._repository, revision=self.location.revision)
+        self._call(lambda: send(additions=added, num_threads=mirrors.CONNECTIONS), retry=False)
+        return added
 
-        def send() -> list[Any]:
-            additions = [self._client.CommitOperationAdd(name, path) for name, path in files.items()]
-            self._api.preupload_lfs_files(
-                **self._repository, additions=additions, revision=self.location.revision, num_threads=4
-            )
-            return additions
-
-        self._added += self._call(send, retry=False)
-
-    def commit(self, card: bytes | None, stale: Sequence[str], message: str, *, parent: str) -> str:
-        """Make the uploaded files and the card the next commit, without the stale ones; returns its id."""
-        operations = [
-            *self._added,
-            *([] if card is None else [self._client.CommitOperationAdd(CARD, card)]),
-            *(self._client.CommitOperationDelete(name, is_folder=False) for name in stale),
-        ]
+    def commit(self, added: Sequence[Any], stale: Sequence[str], message: str, *, parent: str) -> str:
+        """Make what was uploaded the next commit, without the stale files; returns its id."""
+        operations = [*added, *(self._client.CommitOperationDelete(name, is_folder=False) for name in stale)]
+        make = partial(self._api.create_commit, **self._repository, revision=self.location.revision)
         made = self._call(
-            lambda: self._api.create_commit(
-                **self._repository,
-                operations=operations,
-                commit_message=message,
-                revision=self.location.revision,
-                parent_commit=parent,
-            ),
-            retry=False,
+            lambda: make(operations=operations, commit_message=message, parent_commit=parent), retry=False
         )
         return str(made.oid)
 
@@ -250,27 +219,22 @@ class _Hub:
         """rbdata's error for one of the client, which wraps those of requests in others."""
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
-        chain: list[BaseException] = [error]
-        while (cause := chain[-1].__cause__) is not None and len(chain) < 8:
-            chain.append(cause)
-        if any(isinstance(one, HFValidationError) for one in chain):
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, (HfHubHTTPError, HFValidationError)):
+            cause = cause.__cause__
+        if isinstance(cause, HFValidationError):
             return UsageError(f"{self.url} is not the name of a repository", hint="names have letters, digits, -_.")
-        answered = next((one for one in chain if isinstance(one, HfHubHTTPError)), None)
-        if answered is None:
-            if {type(one).__module__.partition(".")[0] for one in chain} & {"httpx", "httpx2", "httpcore", "httpcore2"}:
-                return transient(
-                    f"{self.url}: the connection to the Hub failed ({type(chain[-1]).__name__})", hint=_AGAIN
-                )
-            failure = fetch_error(error, self.url)
+        if not isinstance(cause, HfHubHTTPError):
+            failure = fetch_error(cause if isinstance(cause, Exception) else error, self.url)
             failure.hint = _AGAIN
             return failure
-        status, headers = answered.response.status_code, answered.response.headers
+        status, headers = cause.response.status_code, cause.response.headers
         if status == 412:
             return ChecksumError(f"{self.url}: another commit was made to it during the push", hint=_AGAIN)
-        text = (answered.server_message or "").replace(self._token, "***")[:200]
+        text = (cause.server_message or "").replace(self._token, "***")[:200]
         failure = status_error(status, self.url, headers, explanation=text)
         wait = retry_after_seconds(headers)
-        if isinstance(answered, GatedRepoError):
+        if isinstance(cause, GatedRepoError):
             failure.hint = f"accept the terms at {endpoint()}/datasets/{self.location.repository}"
         elif status in (401, 403):
             failure.hint = "check HF_TOKEN or `hf auth login`: the token must be valid and may write to this owner"

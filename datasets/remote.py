@@ -9,8 +9,7 @@ version is read later), and the dataset's cache in ``cache_dir/<id>`` is opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from ..storage.threads import map_in_threads
 from . import mirrors
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
 from .fetch.location import CONNECTIONS
-from .fetch.reading import stream
 from .fetch.retries import replaced
 
 if TYPE_CHECKING:
@@ -114,31 +112,12 @@ def verify_remote(
             report.problems.append(Problem(name, f"has {stated.size} bytes instead of {size}"))
     damaged = {problem.path for problem in report.problems}
     blocks = [] if quick else [block for name in objects if name not in damaged for block in ranges.all(name)]
-    whole: set[str] = set()  # files that the server sends as a whole only
 
-    def check(block: CheckedBlock) -> bool | None:
-        if block.path in whole:
-            return None
+    def is_sound(block: CheckedBlock) -> bool:
         starts = range(block.begin, block.end, BLOCK)
-        try:
-            return block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
-        except FetchError as error:
-            if not error.whole_files_only:
-                raise
-            whole.add(block.path)
-            return None
+        return block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
 
-    def checked() -> Iterator[tuple[CheckedBlock, bool | None]]:
-        yield from zip(blocks, map_in_threads(check, blocks, CONNECTIONS, "rbdata-verify"))
-        for name in sorted(whole):
-            with closing(stream(location, objects[name])) as pieces:
-                yield from _check_in_order(ranges.all(name), pieces)
-
-    noted: set[CheckedBlock] = set()
-    for block, sound in checked():
-        if sound is None or block in noted:
-            continue
-        noted.add(block)
+    for block, sound in zip(blocks, map_in_threads(is_sound, blocks, CONNECTIONS, "rbdata-verify")):
         report.bytes += block.length
         if not sound:
             files.check()
@@ -147,20 +126,6 @@ def verify_remote(
         if on_progress is not None:
             on_progress(report.bytes, manifest.bytes)
     return report
-
-
-def _check_in_order(blocks: Iterable[CheckedBlock], pieces: Iterator[bytes]) -> Iterator[tuple[CheckedBlock, bool]]:
-    """Each block of a file and whether it is sound; ``pieces`` are the bytes of the whole file."""
-    rest = b""
-
-    def take(length: int) -> Iterator[bytes]:
-        nonlocal rest
-        while length and (rest := rest or next(pieces, b"")):
-            yield rest[:length]
-            rest, length = rest[length:], length - len(rest[:length])
-
-    for block in blocks:
-        yield block, block.is_sound(take(block.length))
 
 
 def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Location, RemoteObject, bytes, Manifest]:

@@ -39,9 +39,6 @@ from .ingest.records import ConvertOptions
 from .ingest.request import Listener, Request
 from .sources.source import Source
 
-#: Limit in bytes of a block that is fetched into memory.
-_MAX_IN_MEMORY = 1 << 24
-
 
 @dataclass(frozen=True)
 class Repaired:
@@ -159,12 +156,6 @@ def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: 
 
 def _fetch(location: Location, item: RemoteObject, block: CheckedBlock) -> Iterator[bytes]:
     """The bytes of a block, which without a table may be a range of gigabytes."""
-    if block.length <= _MAX_IN_MEMORY:
-        try:
-            yield location.read_range(item, block.begin, block.length)
-            return
-        except FetchError:
-            pass  # the server may send only whole files
     left = block.length
     with closing(stream(location, item, start=block.begin)) as pieces:
         while left and (piece := next(pieces, b"")[:left]):

@@ -24,7 +24,6 @@ from .location import (
     check_first,
     check_path,
     join_path,
-    stated_size,
     without_login,
 )
 from .retries import MISSING, NO_LOGIN, FetchOptions, replaced
@@ -32,8 +31,6 @@ from .retries import MISSING, NO_LOGIN, FetchOptions, replaced
 T = TypeVar("T")
 
 _S3 = ("s3", "s3a")
-#: Fields of which every listing has some: the client turns any other response into an empty listing.
-_LISTING_FIELDS = {"Name", "Prefix", "KeyCount", "MaxKeys", "IsTruncated", "Contents", "CommonPrefixes"}
 #: Clients that this process inherited by a fork.
 _inherited: list[Any] = []
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -82,17 +79,16 @@ class FsspecLocation(StoreLocation):
         return _to_object(entry, obj.url)
 
     def _listing(self, url: str) -> tuple[Objects, Names]:
-        files = self.file_system()
-
         def list_entries(fs: Any, path: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = _list_folder(fs, path) if files.is_s3 else fs.ls(path, detail=True)
+            found: list[dict[str, Any]] = fs.ls(path, detail=True)
             # For the path of an object, some stores list that object; a name that ends with '/' marks an empty folder.
-            entries = [entry for entry in found if entry["name"].strip("/") != path.strip("/")]
+            here = path.strip("/")
+            entries = [one for one in found if one["name"].rstrip("/").rpartition("/")[0].strip("/") == here]
             if found and not entries and found[0]["type"] == "file" and not found[0]["name"].endswith("/"):
                 raise NotADirectoryError(path)
             return entries
 
-        entries = files.call(url, list_entries)
+        entries = self.file_system().call(url, list_entries)
         objects = [_to_object(entry, f"{url}/{_name(entry)}") for entry in entries if entry["type"] == "file"]
         return objects, [_name(entry) for entry in entries if entry["type"] == "directory"]
 
@@ -167,7 +163,7 @@ def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
     return RemoteObject(
         url=url,
         name=url.rpartition("/")[2],
-        size=stated_size(None if entry.get("size") is None else int(entry["size"])),
+        size=entry.get("size"),
         checksums={"md5": tag} if plain else {},
         version=str(stamp) if stamp else None,
     )
@@ -175,34 +171,7 @@ def _to_object(entry: dict[str, Any], url: str) -> RemoteObject:
 
 # -- S3 and compatible stores ------------------------------------------------------------------------------------------
 #
-# s3fs itself takes any answer for a listing, and any bytes for the range that it asked for.
-
-
-def _list_folder(fs: Any, path: str) -> list[dict[str, Any]]:
-    """The entries of a folder, as ``fs.ls`` returns them. Raises FileNotFoundError if it does not exist."""
-    bucket, key, _ = fs.split_path(path)
-    prefix, entries = f"{key.rstrip('/')}/" if key else "", list[dict[str, Any]]()
-    request = {"Bucket": bucket, "Prefix": prefix, "Delimiter": "/"}
-    while True:
-        answer = fs.call_s3("list_objects_v2", **request)
-        if _LISTING_FIELDS.isdisjoint(answer):
-            raise ValueError("not a listing")
-        entries += [
-            {"name": one["Key"], "type": "file", "size": one["Size"], **one} for one in answer.get("Contents", [])
-        ]
-        entries += [{"name": one["Prefix"], "type": "directory"} for one in answer.get("CommonPrefixes", [])]
-        if not answer.get("IsTruncated"):
-            break
-        if not answer.get("NextContinuationToken"):
-            raise ValueError("a page of the listing is not the last one, but names no next page")
-        request["ContinuationToken"] = answer["NextContinuationToken"]
-    # An answer may name what is elsewhere, or deeper.
-    entries = [
-        one for one in entries if one["name"].removesuffix("/") in (prefix + _name(one), prefix.removesuffix("/"))
-    ]
-    if key and not entries:
-        raise FileNotFoundError(path)
-    return entries
+# s3fs itself takes any version of the object, and any bytes for the range that it asked for.
 
 
 def _read_s3_range(fs: Any, path: str, start: int, length: int, version: str) -> bytes:

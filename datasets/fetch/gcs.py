@@ -6,12 +6,10 @@ The client supports STORAGE_EMULATOR_HOST.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, RbdataError, TransientFetchError, UsageError
@@ -22,12 +20,10 @@ from .location import (
     PerProcess,
     RemoteObject,
     StoreLocation,
-    check_endpoint,
     check_first,
     check_path,
     hex_of_base64,
     join_path,
-    stated_size,
     without_login,
 )
 from .retries import MISSING, FetchOptions, fetch_error, reason, replaced, transient
@@ -151,7 +147,7 @@ def _to_object(blob: Blob) -> RemoteObject:
     return RemoteObject(
         url=f"gs://{blob.bucket.name}/{blob.name}",
         name=blob.name.rpartition("/")[2],
-        size=stated_size(blob.size),
+        size=blob.size,
         checksums={name: value for name, value in checksums.items() if value},
         version=str(blob.generation) if blob.generation is not None else None,
     )
@@ -181,24 +177,6 @@ def google_error(error: Exception, url: str, *, login: bool) -> RbdataError:
 # -- clients ------------------------------------------------------------------------------------------------------------
 
 
-def may_have_credentials() -> bool:
-    """Whether application-default credentials may exist.
-
-    google.auth itself can take many seconds to tell on a machine outside Google's cloud, as it looks for a metadata
-    server on the network.
-    """
-    if any(os.environ.get(name) for name in ("GOOGLE_APPLICATION_CREDENTIALS", "K_SERVICE", "GAE_ENV")):
-        return True
-    folder = os.environ.get("CLOUDSDK_CONFIG")
-    config = Path(folder) if folder else Path(os.path.expanduser("~/.config/gcloud"))  # noqa: PTH111
-    if (config / "application_default_credentials.json").is_file():
-        return True
-    try:
-        return Path("/sys/class/dmi/id/product_name").read_text().startswith("Google")
-    except OSError:
-        return False
-
-
 class Clients:
     """The clients of one process, and which of them last had access."""
 
@@ -217,8 +195,7 @@ class Clients:
     def get(self, login: bool) -> Client | None:
         """The client; None if there are no credentials, unless the options demand a login."""
         if login not in self._clients:
-            required = self._options.anonymous is False
-            self._clients[login] = make_client(login) if not login or required or may_have_credentials() else None
+            self._clients[login] = make_client(login, required=self._options.anonymous is False)
         return self._clients[login]
 
 
@@ -229,23 +206,27 @@ def _check_range(response: Response, **_: object) -> None:
         check_first(response.status_code, response.headers, int(asked.removeprefix("bytes=").partition("-")[0]))
 
 
-def make_client(login: bool, access: str = "read_only") -> Client:
-    """A client: anonymous, or logged in with read or write ``access`` (``read_only``, ``read_write``)."""
-    from google.cloud import storage
+def make_client(login: bool, access: str = "read_only", *, required: bool = True) -> Client | None:
+    """A client: anonymous, or logged in with read or write ``access`` (``read_only``, ``read_write``).
 
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
-    if emulator:
-        check_endpoint(emulator, "STORAGE_EMULATOR_HOST")
+    Without credentials, the result is None unless a login is ``required``: then google.auth's error is raised.
+    """
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage
+    from requests.adapters import HTTPAdapter
+
+    client = storage.Client.create_anonymous_client()
     if login:
         import google.auth
 
         scope = f"https://www.googleapis.com/auth/devstorage.{access}"
-        credentials, project = google.auth.default(scopes=[scope])
+        try:
+            credentials, project = google.auth.default(scopes=[scope])
+        except DefaultCredentialsError:
+            if required:
+                raise
+            return None
         client = storage.Client(project=project or "<none>", credentials=credentials)
-    else:
-        client = storage.Client.create_anonymous_client()
-    from requests.adapters import HTTPAdapter
-
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
     client._http.hooks["response"].append(_check_range)

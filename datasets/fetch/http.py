@@ -26,7 +26,7 @@ from .location import (
     is_plain_name,
     size_in,
 )
-from .retries import MISSING, NO_RANGES, FetchOptions, replaced, status_error, transient, translated
+from .retries import MISSING, NO_RANGES, OTHER, FetchOptions, replaced, status_error, transient, translated
 
 if TYPE_CHECKING:
     import requests
@@ -54,16 +54,15 @@ class HttpLocation(Location):
     def from_url(cls, url: str, options: FetchOptions) -> HttpLocation:
         try:
             parts = urlsplit(url)
-            host = parts.netloc.rpartition("@")[2]
-            url.encode(errors="surrogateescape")  # bytes that are not text can be quoted, half a character cannot
-            valid = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+            valid = bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment
         except ValueError:
             valid = False
-        if not valid or parts.query or parts.fragment:
+        if not valid:
             shown = url.rpartition("@")[2].partition("?")[0].partition("#")[0]
             message = f"{shown}: not the URL of a folder on a web server"
             raise UsageError(message, hint="give http(s)://host/folder, without '?' or '#'")
-        login = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
+        _, at, host = parts.netloc.rpartition("@")
+        login = (unquote(parts.username or ""), unquote(parts.password or "")) if at else None
         # Users may write '$' or a space unquoted; URLs are compared and requested quoted.
         path = "/".join(_quoted(unquote(part, errors="surrogateescape")) for part in parts.path.split("/"))
         return cls(f"{parts.scheme.lower()}://{host}{path}".rstrip("/"), options, login)
@@ -79,9 +78,7 @@ class HttpLocation(Location):
             _reject_web_page(response, obj)
             skip = check_same_object(obj, start, response.status_code, response.headers)
             if length is not None and (skip or (response.status_code == 200 and length != obj.size)):
-                refusal = FetchError(f"{obj.url}: the server sends whole files only", hint=NO_RANGES)
-                refusal.whole_files_only = True
-                raise refusal
+                raise FetchError(f"{obj.url}: the server sends whole files only", hint=NO_RANGES)
             # As transferred: neither unpacked nor decoded.
             for piece in () if response.status_code == 416 else response.raw.stream(_PIECE, decode_content=False):
                 if skip < len(piece):
@@ -216,26 +213,23 @@ def check_same_object(obj: RemoteObject, offset: int, status: int, headers: Mapp
     Raises ChecksumError if the response is of another version of the object, FetchError if it is invalid.
     """
     first, total = content_range(headers)
-    # Compare an ETag only with an ETag: some servers state one for GET and none for HEAD.
-    stated = headers.get("ETag" if (obj.version or "").startswith('"') else "Last-Modified")
     if status == 416:
         if obj.size is None and total == offset:
             return 0
         raise replaced(obj.url, f"it no longer has byte {offset}")
+    # Compare an ETag only with an ETag: some servers state one for GET and none for HEAD.
+    stated = headers.get("ETag" if (obj.version or "").startswith('"') else "Last-Modified")
     if obj.version and stated and stated != obj.version and not stated.startswith("W/"):
         raise replaced(obj.url, f"version {stated} instead of {obj.version}")
     size = total if status == 206 else length(headers)
     if obj.size is not None and size is not None and obj.size != size:
         raise replaced(obj.url, f"{size} bytes instead of {obj.size}")
-    if status == 206:
-        if first != offset:
-            message = f"{obj.url}: requested bytes from {offset}, received bytes from {first}"
-            raise FetchError(message, hint="use another mirror (--mirror)")
-        return 0
-    if status != 200:
+    if status == 206 and first != offset:
+        raise FetchError(f"{obj.url}: requested bytes from {offset}, received bytes from {first}", hint=OTHER)
+    if status not in (200, 206):
         raise status_error(status, obj.url, headers)
-    # The server ignores ranges and sends the object from its start.
-    return offset
+    # With 200, the server ignores ranges and sends the object from its start.
+    return offset if status == 200 else 0
 
 
 def length(headers: Mapping[str, str]) -> int | None:

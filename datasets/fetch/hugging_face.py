@@ -19,13 +19,13 @@ is one (private repositories, higher limits).
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, unquote
 
 from ...errors import ForbiddenError, ObjectNotFoundError, UsageError
@@ -36,19 +36,16 @@ from .location import (
     Objects,
     PerProcess,
     RemoteObject,
-    check_endpoint,
     check_path,
     is_plain_name,
     join_path,
     require_inside,
-    stated_size,
 )
-from .retries import MISSING, FetchOptions, transient, translated
+from .retries import MISSING, FetchOptions
 
 if TYPE_CHECKING:
     import requests
 
-T = TypeVar("T")
 # `Location` has a method called `list`, which hides the type inside the class.
 Tree: TypeAlias = list[tuple[str, RemoteObject]]
 
@@ -176,27 +173,23 @@ def _name_and_revision(repository: str) -> tuple[str, str]:
 def read_token() -> str:
     """The token of the Hub, '' if there is none: HF_TOKEN, else the file that `hf auth login` writes.
 
-    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables names the variables. Raises UsageError
-    for an invalid token, without quoting it.
+    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables names the variables.
     """
-    origin, token = "HF_TOKEN", os.environ.get("HF_TOKEN", "")
-    if not token.strip():
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-        home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
-        file = Path(os.environ.get("HF_TOKEN_PATH") or home / "token").expanduser()
-        try:
-            origin, token = str(file), file.read_text()
-        except (OSError, UnicodeDecodeError):
-            return ""
-    token = token.strip()  # token files end with a newline
-    if not (token.isascii() and token.isprintable()):
-        hint = "set it again, without quotes or line breaks"
-        raise UsageError(f"{origin} contains characters that are invalid in a token", hint=hint)
-    return token
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if token:
+        return token
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    with suppress(OSError):
+        return Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text().strip()
+    return ""
 
 
 def endpoint() -> str:
-    return check_endpoint(os.environ.get("HF_ENDPOINT") or HOST, "HF_ENDPOINT").rstrip("/")
+    """The address of the Hub, or of the mirror that HF_ENDPOINT names."""
+    url = (os.environ.get("HF_ENDPOINT") or HOST).rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"HF_ENDPOINT is not the address of a server: {url}", hint="write https://host")
+    return url
 
 
 def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
@@ -206,7 +199,7 @@ def _to_object(repository: str, entry: dict[str, Any]) -> RemoteObject:
     return RemoteObject(
         url=f"hf://{repository}/{entry['path']}",
         name=entry["path"].rpartition("/")[2],
-        size=stated_size(large.get("size", entry["size"])),
+        size=int(large.get("size", entry["size"])),
         checksums={name: oid} if len(oid) == {"sha256": 64, "git": 40}[name] else {},
         version=oid,
     )
@@ -216,7 +209,6 @@ class _Session:
     """The state of one process: a connection, and the commits requested so far."""
 
     def __init__(self, options: FetchOptions) -> None:
-        self.options = options
         self.http = _Http(endpoint(), options)
         self.folders: dict[tuple[str, str], list[dict[str, Any]]] = {}
         self._commits: dict[str, str] = {}
@@ -228,42 +220,28 @@ class _Session:
             return revision
         if repository not in self._commits:
             url = f"{self.http.url}/api/datasets/{quote(name)}/revision/{quote(revision, safe='')}"
-            answer, _ = self._request(url, f"hf://{repository}", lambda answer: is_plain_name(answer["sha"]))
-            self._commits[repository] = answer["sha"]
+            commit = self._request(url, f"hf://{repository}")[0]["sha"]
+            if not _COMMIT.fullmatch(commit):
+                raise ValueError(f"{commit!r} is not a commit")
+            self._commits[repository] = commit
         return self._commits[repository]
 
     def pages(self, path: str, place: str) -> Iterator[dict[str, Any]]:
         """The entries of a listing: of repositories, or of files and folders."""
         url: str | None = f"{self.http.url}/{path}"
         while url is not None:
-            entries, url = self._request(url, place, lambda answer: all(map(_is_entry, answer)))
+            entries, url = self._request(url, place)
             yield from entries
 
-    def _request(self, url: str, place: str, is_valid: Callable[[Any], bool]) -> tuple[Any, str | None]:
-        """A JSON response and the URL of the next page; a response that ``is_valid`` rejects is a transient failure."""
+    def _request(self, url: str, place: str) -> tuple[Any, str | None]:
+        """A JSON response and the URL of the next page."""
         try:
-            with self.http.request("GET", url) as response, translated(url):
-                content, following = response.content, response.links.get("next", {}).get("url")
+            with self.http.request("GET", url) as response:
+                return response.json(), response.links.get("next", {}).get("url")
         except (ForbiddenError, ObjectNotFoundError) as error:
             # The Hub does not distinguish missing from private repositories.
             message = f"{place}: no such dataset repository, revision or folder (HTTP {error.status})"
             raise ObjectNotFoundError(message, hint=_PRIVATE) from error
-        try:
-            answer = json.loads(content)
-        except ValueError as error:
-            raise transient(f"{url}: the response is not JSON ({content[:60]!r})") from error
-        with translated(url):
-            if not is_valid(answer):
-                raise ValueError(f"{content[:60]!r}")
-        return answer, following
-
-
-def _is_entry(entry: Any) -> bool:
-    """Whether this is an entry of a listing of repositories, or of files and folders. Raises TypeError or ValueError, too."""
-    if entry.get("type") == "file":
-        large = entry.get("lfs") or {}
-        stated_size(entry["size"]), stated_size(large.get("size"))
-    return isinstance(entry["id" if "id" in entry else "path"], str)
 
 
 class _Http(HttpLocation):

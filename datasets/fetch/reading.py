@@ -27,7 +27,7 @@ from typing import IO, Any, TypeVar
 
 from ...errors import ChecksumError, DatasetBusyError, DiskError, FetchError, TransientFetchError
 from ...storage.checksums import Crc32c
-from ...storage.durable import hold, is_full, sync_folder
+from ...storage.durable import hold, is_full, sync_folder, write_atomically
 from ...storage.threads import map_in_threads
 from .location import Location, RemoteObject
 from .retries import MIN_RATE, Retry, next_retry, transient
@@ -190,8 +190,8 @@ def read_ahead(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
 
 FORMAT = 1
 BLOCK = 1 << 20
-#: Bytes and seconds after which the record of a part is updated.
-RECORD_BYTES, RECORD_SECONDS = 64 << 20, 5.0
+#: Bytes after which the record of a part is updated.
+RECORD_BYTES = 16 << 20
 
 
 def fetch_to_file(
@@ -257,19 +257,19 @@ def _receive(
     location: Location, obj: RemoteObject, path: Path, part: IO[bytes], verifier: Verifier, on_bytes: OnBytes | None
 ) -> None:
     """Append the rest of the object to a part, whose record is updated now and then, and by an interruption."""
-    _write_record(path, obj, verifier)
-    size, began = verifier.size, time.monotonic()
+    recorded = verifier.size
     try:
-        with closing(stream(location, obj, start=size, verifier=verifier, on_bytes=on_bytes)) as pieces:
+        _write_record(path, obj, verifier)
+        with closing(stream(location, obj, start=recorded, verifier=verifier, on_bytes=on_bytes)) as pieces:
             for piece in pieces:
                 # Unbuffered, so that the bytes received by a killed process are kept; such a write may be partial.
                 rest = memoryview(piece)
                 while rest:
                     rest = rest[part.write(rest) :]
-                if verifier.size - size >= RECORD_BYTES or time.monotonic() - began >= RECORD_SECONDS:
+                if verifier.size - recorded >= RECORD_BYTES:
                     os.fsync(part.fileno())
                     _write_record(path, obj, verifier)
-                    size, began = verifier.size, time.monotonic()
+                    recorded = verifier.size
         os.fsync(part.fileno())
     except BaseException:
         with suppress(OSError):  # a full disk
@@ -317,7 +317,7 @@ def is_being_fetched(part: Path) -> bool:
 
 def discard_part(path: Path) -> None:
     """Remove the files beside a finished ``path`` that a fetch leaves if it is killed at its very end."""
-    for file in (_record(path), _record(path).with_suffix(".json.new"), _part(path)):
+    for file in (_record(path), _record(path).with_suffix(".json.tmp"), _part(path)):
         file.unlink(missing_ok=True)
 
 
@@ -363,7 +363,4 @@ def _write_record(path: Path, obj: RemoteObject, verifier: Verifier) -> None:
         "kept": verifier.size,
         "sum": verifier.checksum,
     }
-    new = _record(path).with_suffix(".json.new")
-    new.unlink(missing_ok=True)  # never through a link
-    new.write_text(json.dumps(record), encoding="utf-8")
-    new.replace(_record(path))
+    write_atomically(_record(path), json.dumps(record).encode())

@@ -66,20 +66,16 @@ class FetchOptions:
         return self.connect_timeout, self.silence_timeout
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise UsageError(f"attempts must be at least 1, not {self.attempts}")
-        if min(self.backoff, self.backoff_cap) < 0:
-            raise UsageError("backoff times must not be negative")
-        if min(self.connect_timeout, self.silence_timeout) <= 0:
-            raise UsageError("time-outs must be more than 0 seconds")
-        if self.anonymous not in (True, False, "auto"):
-            raise UsageError(f"anonymous must be True, False or 'auto', not {self.anonymous!r}")
+        valid = self.attempts >= 1 and min(self.backoff, self.backoff_cap) >= 0 and min(self.timeouts) > 0
+        if not valid or self.anonymous not in (True, False, "auto"):
+            raise UsageError(f"{self}: a value is out of its range")
 
 
 LATER = "try again later, or use another mirror (--mirror)"
 DENIED = "log in, ask the owner for access, or use another mirror (--mirror)"
 MISSING = "check the spelling; a mirror must have the provider's layout"
-NO_RANGES = "the server does not support byte ranges: use another mirror (--mirror)"
+OTHER = "use another mirror (--mirror)"
+NO_RANGES = f"the server does not support byte ranges: {OTHER}"
 
 
 def transient(message: str, *, hint: str = LATER, retry_after: float | None = None) -> TransientFetchError:
@@ -97,13 +93,13 @@ def replaced(url: str, change: str = "") -> ChecksumError:
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
     """The Retry-After header, a number or a date, in seconds from now."""
-    from email.utils import parsedate_to_datetime
+    if "Retry-After" not in headers:
+        return None
+    from urllib3 import Retry as Policy
+    from urllib3.exceptions import InvalidHeader
 
-    text = headers.get("Retry-After", "")
-    with suppress(ValueError):
-        return max(0.0, float(text))  # 0 for NaN
-    with suppress(TypeError, ValueError, OverflowError, OSError):
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    with suppress(InvalidHeader, ValueError, OverflowError):
+        return Policy().parse_retry_after(headers["Retry-After"])
     return None
 
 
@@ -120,7 +116,7 @@ def status_error(status: int, url: str, headers: Mapping[str, str], *, explanati
     elif status in (408, 425, 429) or status >= 500:
         error = transient(message, retry_after=retry_after_seconds(headers))
     else:
-        error = FetchError(message, hint="check the URL, or use another mirror (--mirror)")
+        error = FetchError(message, hint=f"check the URL, or {OTHER}")
     error.status = status
     return error
 
@@ -130,55 +126,55 @@ def fetch_error(error: Exception, url: str) -> RbdataError:
     listeners)."""
     if isinstance(error, RbdataError):
         return error
-    library, name, cause = type(error).__module__.partition(".")[0], type(error).__name__, reason(error)
-    missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-    if isinstance(error, missing) or getattr(error, "errno", None) == errno.ENAMETOOLONG:
+    cause, response = reason(error), getattr(error, "response", None)
+    kinds = {kind.__name__ for kind in type(error).__mro__}  # requests, urllib3 and botocore need not be imported
+    if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return ObjectNotFoundError(f"{url}: no such file or folder", hint=MISSING)
-    if isinstance(error, PermissionError) or name in NO_LOGIN:
+    if isinstance(error, PermissionError) or kinds & NO_LOGIN:
         return ForbiddenError(f"{url}: access denied ({cause})", hint=DENIED)
     if isinstance(error, (ImportError, NotImplementedError)):  # fsspec's, for what a store needs or cannot do
         return MissingExtraError(f"{url}: {cause}", hint="pip install 'rbdata[remote]'")
     if isinstance(error, OSError) and error.filename is not None and error.errno not in _TEMPORARY:
         return FetchError(f"{url}: {cause}", hint="check the disk or the mount")
-
-    from http.client import HTTPException
-
-    from requests import exceptions as of_requests
-    from urllib3 import exceptions as of_urllib3
-
-    if isinstance(error, (of_requests.SSLError, of_urllib3.SSLError)):
+    if "SSLError" in kinds:
         hint = "check the clock and the certificates of this machine (REQUESTS_CA_BUNDLE)"
         return FetchError(f"{url}: TLS connection failed ({cause})", hint=hint)
-    if isinstance(error, (of_requests.MissingSchema, of_requests.InvalidSchema, of_requests.InvalidURL)):
-        # The user's address was checked, so this one came from the server.
-        hint = "use another mirror (--mirror), and check the proxy settings of this machine"
-        return FetchError(f"{url}: redirected to an unusable address ({str(error).partition('?')[0]})", hint=hint)
-    if isinstance(error, of_requests.TooManyRedirects):
-        return FetchError(f"{url}: too many redirects", hint="use another mirror (--mirror)")
-    response: Any = getattr(error, "response", None)
+    if kinds & _REDIRECTED:  # the user's address was checked, so this one came from the server
+        what = "too many redirects" if "TooManyRedirects" in kinds else "redirected to an unusable address"
+        return FetchError(f"{url}: {what}", hint=f"{OTHER}, and check the proxy settings of this machine")
     if isinstance(getattr(response, "status_code", None), int):
         return status_error(response.status_code, url, response.headers, explanation=_explanation(response))
-    if isinstance(error, (of_requests.Timeout, of_urllib3.TimeoutError, TimeoutError)) or "timed out" in str(error):
-        return transient(f"{url}: the server timed out ({cause})")
-    if isinstance(error, (of_urllib3.HTTPError, HTTPException, OSError, EOFError)) or library in _CLIENTS:
-        hint = "check the network and the host name, or use another mirror (--mirror)"
-        failure = transient(f"{url}: the server did not answer ({cause})", hint=hint)
-        failure.unresolved = isinstance(_innermost(error), (socket.gaierror, of_urllib3.NameResolutionError))
-        return failure
-    if isinstance(error, (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)):
-        return transient(f"{url}: the server's response is malformed ({name}: {cause})")
-    if library in _STORES:
-        return FetchError(f"{url}: {cause}", hint="use another mirror (--mirror)")
-    raise error
+    if isinstance(error, _MALFORMED) and not isinstance(error, OSError):
+        return transient(f"{url}: the server's response is malformed ({type(error).__name__}: {cause})")
+    if not isinstance(error, (OSError, EOFError)) and type(error).__module__.partition(".")[0] not in _CLIENTS:
+        raise error
+    hint = "check the network and the host name, or use another mirror (--mirror)"
+    failure = transient(f"{url}: the server did not answer ({cause})", hint=hint)
+    failure.unresolved = isinstance(_innermost(error), socket.gaierror)
+    return failure
 
 
 # Errors of a network file system whose server is unavailable for a while.
 _TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN}
 #: botocore's errors if there are no credentials.
-NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
-# Libraries of stores whose other errors are about the connection.
-_CLIENTS = ("botocore", "aiobotocore", "aiohttp", "asyncio", "httpx", "httpx2", "httpcore", "httpcore2")
-_STORES = ("fsspec", "s3fs", "adlfs", "azure", "paramiko")
+NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError"}
+# Those of requests for the address of a redirect.
+_REDIRECTED = {"TooManyRedirects", "MissingSchema", "InvalidSchema", "InvalidURL"}
+# Libraries whose other errors are about the connection.
+_CLIENTS = (
+    "urllib3",
+    "http",
+    "google",
+    "botocore",
+    "aiobotocore",
+    "aiohttp",
+    "httpx",
+    "httpx2",
+    "fsspec",
+    "s3fs",
+    "paramiko",
+)
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @contextmanager

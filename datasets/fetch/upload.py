@@ -23,7 +23,7 @@ from ...storage.checksums import hash_file
 from ...storage.folder import remove_empty
 from . import open_location
 from .fsspec_store import FsspecLocation
-from .gcs import GcsLocation, google_error, make_client, may_have_credentials
+from .gcs import GcsLocation, google_error, make_client
 from .location import DirectoryLocation, Location, RemoteObject, check_path, find_object, join_path
 from .reading import OnBytes, Verifier, discard_part, fetch_to_file, stream
 from .retries import FetchOptions
@@ -169,23 +169,19 @@ class StoreUploader:
 
     def send(self, file: LocalFile, path: str, on_bytes: OnBytes) -> None:
         """Write one file; ``on_bytes`` is called with the bytes sent (negative for bytes that must be sent again)."""
+        sent = 0
+
+        def count(length: int) -> None:
+            nonlocal sent
+            sent += length
+            on_bytes(length)
 
         def send_once() -> None:
-            sent = 0
-
-            def count(length: int) -> None:
-                nonlocal sent
-                sent += length
-                on_bytes(length)
-
-            try:
-                self._send_once(file, path, count)
-            except Exception:
-                on_bytes(-sent)
-                raise
-            on_bytes(file.size - sent)
+            count(-sent)
+            self._send_once(file, path, count)
 
         self._with_retries(send_once, path)
+        count(file.size - sent)
 
     def remove(self, path: str) -> None:
         """Remove one object, if it exists."""
@@ -229,7 +225,8 @@ class GcsUploader(StoreUploader):
         options = self.location.options
         try:
             if self._client is None:  # with write access: logged in, or anonymous without credentials (the emulator)
-                self._client = make_client(options.anonymous is not True and may_have_credentials(), "read_write")
+                login = options.anonymous is not True
+                self._client = make_client(login, "read_write", required=False) or make_client(False)
             yield self._client.bucket(bucket, user_project=options.user_project).blob(join_path(prefix, path))
         except Exception as error:
             raise google_error(error, f"{self.location.url}/{path}", login=True) from error

@@ -109,8 +109,7 @@ def test_nothing_is_sent_twice(server: HubServer, root: Path):
     assert len(server.repositories["me/x"].commits) == commits
 
 
-def test_an_upload_cut_midway_goes_on(server: HubServer, root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub, "GROUP_FILES", 2)
+def test_an_upload_cut_midway_goes_on(server: HubServer, root: Path):
     server.cut_puts_after = 2
     with pytest.raises(TransientFetchError) as caught:
         push(root / "a")
@@ -227,7 +226,7 @@ def test_no_network(server: HubServer, root: Path, monkeypatch: pytest.MonkeyPat
     for name in ("nowhere.example", "127.0.0.1:9"):
         monkeypatch.setenv("HF_ENDPOINT", f"http://{name}")
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://{name}")
-        with pytest.raises(TransientFetchError, match="the connection to the Hub failed"):
+        with pytest.raises(TransientFetchError, match="did not answer"):
             push(root / "a")
 
 

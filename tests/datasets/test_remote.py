@@ -18,7 +18,7 @@ import torch
 from rbdata.cli import run
 from rbdata.datasets.fetch import FetchOptions
 from rbdata.datasets.remote import open_remote, verify_remote
-from rbdata.errors import ChecksumError, DamagedDatasetError, DatasetNotFoundError, DiskError
+from rbdata.errors import ChecksumError, DamagedDatasetError, DatasetNotFoundError, DiskError, FetchError
 from rbdata.storage import dataset as dataset_module
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
@@ -310,15 +310,12 @@ class TestCommands:
         assert rbdata.verify(url, quick=True).ok
         assert run(["verify", f"{url}/nothing"]) == 2
 
-    @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "whole files only"])
-    def test_verify_on_a_web_server(self, mirror, ranges, tmp_path):
-        """Those that send whole files only, such as ``python -m http.server``, are read file by file."""
+    def test_verify_on_a_web_server(self, mirror, tmp_path):
         store_copy = Path(shutil.copytree(mirror / "my/zstd", tmp_path / "store"))
         expected = rbdata.verify(store_copy.as_uri())
         file = store_copy / "observation/blob"  # of several ranges
         sound = file.read_bytes()
         with http_server(store_copy) as server:
-            server.faults.ignore_range = not ranges
             seen: list[tuple[int, int]] = []
             report = verify_remote(server.url, on_progress=lambda done, total: seen.append((done, total)))
             assert report == expected and seen[-1] == (expected.bytes, expected.bytes)
@@ -330,6 +327,11 @@ class TestCommands:
             assert rbdata.verify(server.url).problems == [problem]
             file.write_bytes(sound[:-1])
             assert "bytes instead of" in rbdata.verify(server.url).problems[0].what
+            file.write_bytes(sound)
+            server.faults.ignore_range = True  # as ``python -m http.server`` does
+            with pytest.raises(FetchError, match="whole files only") as refused:
+                verify_remote(server.url)
+            assert "byte ranges" in (refused.value.hint or "")
 
     def test_a_server_without_listings(self, mirror, capsys):
         with http_server(mirror) as server:

@@ -23,7 +23,6 @@ from rbdata.errors import (
     ForbiddenError,
     ObjectNotFoundError,
     TransientFetchError,
-    UsageError,
 )
 from servers import (
     Faults,
@@ -510,12 +509,6 @@ class TestGoogle:
             monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.host)
             location = open_location("gs://bucket", options=QUICK)
             assert read_all(location, location.stat("x.gz"), limit_bytes=10_000) == packed
-
-    def test_an_emulator_host_without_scheme(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "localhost:1")
-        with pytest.raises(UsageError) as caught:
-            open_location("gs://bucket", options=QUICK).list()
-        assert "STORAGE_EMULATOR_HOST" in (caught.value.hint or "")
 
     def test_the_first_bytes_come_early(self, gcs: FaultyGcs) -> None:
         location = open_location("gs://bucket/run", options=QUICK)

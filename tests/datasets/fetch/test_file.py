@@ -125,7 +125,7 @@ def test_a_part_that_changed_is_fetched_anew_where_no_checksum_is_stated(
 def test_nothing_is_written_through_links(web: HttpServer, tmp_path: Path) -> None:
     location, target, outside = open_location(web.url, options=QUICK), tmp_path / "x", tmp_path / "outside"
     outside.write_bytes(b"precious")
-    for name in ("x.part", "x.part.json", "x.part.json.new"):
+    for name in ("x.part", "x.part.json"):
         (tmp_path / name).symlink_to(outside)
     fetch_to_file(location, location.stat(NAME), target)
     assert target.read_bytes() == DATA and outside.read_bytes() == b"precious"

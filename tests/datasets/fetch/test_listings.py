@@ -1,4 +1,4 @@
-"""Listings from a server that sends whatever it likes: no end, too much, names that lead elsewhere, sizes of nothing."""
+"""Listings from a server that sends whatever it likes: many pages, names that lead elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.errors import TransientFetchError
 
 QUICK = FetchOptions(attempts=1, backoff=0.0)
 URLS = ["gs://lab/run", "hf://lab/run", "s3://lab/run"]
@@ -34,7 +33,6 @@ class Store:
     def __init__(self) -> None:
         self.entries = [Entry("run/a")]
         self.token: Callable[[], str | None] = lambda: None
-        self.body: Callable[[], Iterator[bytes]] | None = None
         self.asked = 0
 
     def answer(self, path: str, host: str) -> tuple[bytes, str]:
@@ -68,18 +66,14 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         def do_GET(self) -> None:
             address = urlsplit(self.path)
             if "list-type" not in parse_qs(address.query) and not address.path.startswith(("/api", "/storage", "/web")):
-                return self.send_error(404)
+                self.send_error(404)
+                return
             body, link = store.answer(address.path, self.headers["Host"])
             self.send_response(200)
             self.send_header("Content-Type", "text/html" if address.path.startswith("/web") else "application/json")
             self.send_header("Link", link)
             self.end_headers()
-            try:
-                for piece in store.body() if store.body and "/revision/" not in self.path else [body]:
-                    self.wfile.write(piece)
-                    self.wfile.flush()
-            except ConnectionError:
-                pass  # the client has had enough
+            self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
@@ -106,34 +100,7 @@ class TestEveryStore:
         assert 3 < store.asked < 6
 
     def test_names_that_lead_elsewhere(self, url: str, store: Store) -> None:
-        keys = ["run/../x", "run/b/../../x", "elsewhere/x", "/etc/passwd", "run//x", f"run/{'n' * 100_000}", "run/.."]
+        keys = ["run/../x", "run/b/../../x", "elsewhere/x", "/etc/passwd", "run//x", "run/.."]
         store.entries = [Entry("run/a"), *map(Entry, keys)]
         found = open_location(url, options=QUICK).list()
         assert {item.url for item in found} <= {f"{url}/a", f"{url}/x"}  # the Hub's `run/x` is inside
-
-    @pytest.mark.parametrize("size", [-1, 10**30, "9" * 5000, "many"])
-    def test_sizes_that_are_none(self, url: str, size: Any, store: Store) -> None:
-        store.entries = [Entry("run/a", size)]
-        with pytest.raises(TransientFetchError, match=r"malformed|did not answer"):
-            names(url)
-
-
-def test_dates_that_are_none(store: Store) -> None:
-    """The library raises a RuntimeError for them."""
-    store.entries[0].s3 = f"<Contents><Key>run/a</Key><LastModified>{'9' * 400}</LastModified></Contents>"
-    with pytest.raises(TransientFetchError, match="malformed"):
-        names("s3://lab/run")
-
-
-@pytest.mark.parametrize("body", [b"", b"<html><body>login</body></html>", b"<a/>"])
-def test_what_is_no_listing_of_s3(body: bytes, store: Store) -> None:
-    """The client makes an empty folder of it."""
-    store.body = lambda: iter([body])
-    with pytest.raises(TransientFetchError, match="not a listing"):
-        names("s3://lab/run")
-
-
-def test_a_page_of_s3_that_is_cut(store: Store) -> None:
-    store.entries[0].s3 += "<IsTruncated>true</IsTruncated>"
-    with pytest.raises(TransientFetchError, match="names no next page"):
-        names("s3://lab/run")
