@@ -173,15 +173,20 @@ def _name_and_revision(repository: str) -> tuple[str, str]:
 def read_token() -> str:
     """The token of the Hub, '' if there is none: HF_TOKEN, else the file that `hf auth login` writes.
 
-    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables names the variables.
+    https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables names the variables. Raises UsageError
+    for an invalid token, without quoting it.
     """
-    token = os.environ.get("HF_TOKEN", "").strip()
-    if token:
-        return token
-    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    with suppress(OSError):
-        return Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser().read_text().strip()
-    return ""
+    origin, token = "HF_TOKEN", os.environ.get("HF_TOKEN", "")
+    if not token.strip():
+        home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+        origin = os.environ.get("HF_TOKEN_PATH") or f"{home}/token"
+        with suppress(OSError):
+            token = Path(origin).expanduser().read_text()
+    token = token.strip()  # token files end with a newline
+    if not (token.isascii() and token.isprintable()):
+        hint = "set it again, without quotes or line breaks"
+        raise UsageError(f"{origin} contains characters that are invalid in a token", hint=hint)
+    return token
 
 
 def endpoint() -> str:
