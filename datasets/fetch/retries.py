@@ -144,7 +144,7 @@ def fetch_error(error: Exception, url: str) -> RbdataError:
         return FetchError(f"{url}: {what}", hint=f"{OTHER}, and check the proxy settings of this machine")
     if isinstance(getattr(response, "status_code", None), int):
         return status_error(response.status_code, url, response.headers, explanation=_explanation(response))
-    if isinstance(error, _MALFORMED) and not isinstance(error, OSError):
+    if isinstance(error, _MALFORMED):
         return transient(f"{url}: the server's response is malformed ({type(error).__name__}: {cause})")
     if not isinstance(error, (OSError, EOFError)) and type(error).__module__.partition(".")[0] not in _CLIENTS:
         raise error

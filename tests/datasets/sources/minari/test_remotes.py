@@ -202,7 +202,7 @@ def test_a_hub_that_says_nonsense(tmp_path, monkeypatch):
     (tmp_path / "www" / "api" / "datasets").write_text("<html>maintenance</html>")
     with http_server(tmp_path / "www") as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url)
-        with pytest.raises(FetchError, match="not JSON"):
+        with pytest.raises(FetchError, match="malformed"):
             open_location("hf://farama-minari", options=ONCE).folders()
     for wrong in ("hf://", "hf://a@b/c"):
         with pytest.raises(UsageError):
