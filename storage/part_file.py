@@ -59,26 +59,26 @@ class RowsFile:
         self._cells.update(data)
         self.rows += rows
 
-    def position(self) -> dict[str, Any]:
-        """The record of what was written so far."""
+    def position(self) -> tuple[int, int, str]:
+        """What was written so far: rows, bytes, and their `Cells`."""
         length, cells = self._cells.record
-        return {"rows": self.rows, "length": length, "cells": cells}
+        return self.rows, length, cells
 
-    def finish(self) -> None:
-        """Close the files. They are not synced: what a power cut damages is noticed by its checksum, and made again; the join
-        syncs all of them before it relies on them (`storage.join`)."""
-        self._file.close()
-        if self._lengths:
-            lengths_path(self._stem).write_bytes(np.concatenate(self._lengths).astype("<i8").data)
+    def finish(self, rows: int) -> str:
+        """Close the files; returns the crc32c of the lengths of the first ``rows``, "" where rows are of one length.
 
-    def sum_lengths(self, rows: int) -> str:
-        """crc32c of the lengths of the first rows; "" where rows are of one length."""
+        They are not synced: what a power cut damages is noticed by its checksum, and made again; the join syncs all of them
+        before it relies on them (`storage.join`).
+        """
+        self.close()
         if not self._lengths:
             return ""
-        return crc32c(np.concatenate(self._lengths)[:rows].astype("<i8").data)
+        lengths = np.concatenate(self._lengths).astype("<i8")
+        lengths_path(self._stem).write_bytes(lengths.data)
+        return crc32c(lengths[:rows].data)
 
-    def abandon(self) -> None:
-        """Close the file."""
+    def close(self) -> None:
+        """Close the file of the rows."""
         self._file.close()
 
 

@@ -3,9 +3,9 @@ which `storage.join` makes its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import groupby
 
 import numpy as np
 
@@ -19,10 +19,7 @@ from ...storage.manifest import Manifest
 from .append import Base
 from .block import END_MIDWAY, ENDS, outcomes
 from .reader import Reader
-from .unit import BITS, LEAD, Part, written_of
-
-#: A part and the record of one of its sections.
-PlacedSection = tuple[Part, Mapping[str, Any]]
+from .unit import BITS, LEAD, Part, PartSection, stem_of
 
 
 def begin_commit(
@@ -39,21 +36,19 @@ def begin_commit(
 
     Raises CorruptSourceError where there is no step, or a reward is not finite, and what `Reader.facts` raises.
     """
-    if not reader.schema.leaves:
+    schema = reader.schema
+    if not schema.leaves:
         raise CorruptSourceError(f"{reader.title} holds no episode with a step")
-    sections = [(part, section) for part in (*lead, *parts) for section in part.sections()]
-    sections.sort(key=lambda one: tuple(one[1]["place"]))
-    episodes = episodes_of(sections, reader.schema["next/reward"], reader.return_steps, lambda: place.id)
-    wrong = ~np.isfinite(episodes.returns)
-    if wrong.any():
-        message = f"{place.id}: rewards of episode {int(wrong.argmax())} are not finite numbers, as float32"
+    episodes = episodes_of([*lead, *parts], schema["next/reward"], reader.return_steps, place.id)
+    infinite = ~np.isfinite(episodes.returns)
+    if infinite.any():
+        message = f"{place.id}: rewards of episode {int(infinite.argmax())} are not finite numbers, as float32"
         raise CorruptSourceError(message, hint="the source must leave them out, or clip them")
     facts = reader.facts(parts, episodes)
     if facts.midway is not None:
         episodes = replace(episodes, midway=facts.midway)
     manifest = reader.manifest(place.id, facts, episodes, url)
-    leaves = [leaf for leaf in reader.schema if leaf.constant is None]
-    pieces = {leaf.name: _pieces(reader, leaf, [*lead, *parts]) for leaf in leaves}
+    pieces = {leaf.name: _pieces(reader, leaf, [*lead, *parts]) for leaf in schema if leaf.constant is None}
     if base is not None:
         episodes = base.episodes(episodes)
         manifest = base.grown(manifest, episodes)
@@ -66,12 +61,12 @@ def _pieces(reader: Reader, leaf: Leaf, parts: Sequence[Part]) -> list[Piece]:
     found: list[tuple[tuple[int, ...], Piece]] = []
     there = {LEAD}
     for part in parts:
-        for section in part.sections():
-            for piece in part.pieces(section, leaf, reader.checksum_range(part.unit, section["range"])):
-                found.append((tuple(section["place"]), piece))
+        for section in part.sections:
+            for piece in part.pieces(section, leaf, reader.checksum_range(part.unit, section.range)):
+                found.append((section.place, piece))
                 there.add(part.unit)
         if leaf.name in reader.bulk and part.is_last and part.unit not in there:
-            at = tuple(part.sections()[0]["place"]) if part.sections() else (part.unit,)
+            at = part.sections[0].place if part.sections else (part.unit,)
             lengths = None if codec_of(leaf).fixed_rows else np.zeros(0, np.int64)
             found.append((at, Piece(part.folder, 0, 0, "", 0, reader.checksum_range(part.unit, 0), lengths)))
     return [piece for _, piece in sorted(found, key=lambda one: one[0])]
@@ -80,14 +75,15 @@ def _pieces(reader: Reader, leaf: Leaf, parts: Sequence[Part]) -> list[Piece]:
 # -- episodes ----------------------------------------------------------------------------------------------------------------
 
 
-def episodes_of(sections: Sequence[PlacedSection], reward: Leaf, size: int, where: Callable[[], str]) -> EpisodeTable:
-    """The episodes of sections, in their order. Rewards are summed in blocks of ``size`` steps of each unit's section.
+def episodes_of(parts: Sequence[Part], reward: Leaf, size: int, title: str) -> EpisodeTable:
+    """The episodes of all sections with steps, in their order. Rewards are summed in blocks of ``size`` steps of each unit's
+    section.
 
     Raises SchemaError where the last one has no end.
     """
     lengths, returns, ends = [np.zeros(0, np.int64)], [np.zeros(0)], [np.zeros(0, np.uint8)]
     length, total = 0, 0.0
-    for bits, rewards in _stretches(sections, reward, size):
+    for bits, rewards in _stretches(parts, reward, size):
         last = np.flatnonzero(bits & ENDS)
         starts = np.concatenate([np.zeros(1, np.int64), last + 1])
         counts = np.diff(np.append(starts, len(bits)))
@@ -100,33 +96,33 @@ def episodes_of(sections: Sequence[PlacedSection], reward: Leaf, size: int, wher
         returns.append(sums[:-1])
         ends.append(bits[last])
     if length:
-        message = f"the last {length} steps of {where()} belong to an episode without an end"
+        message = f"the last {length} steps of {title} belong to an episode without an end"
         raise SchemaError(message, hint="the last step of an episode says how it ended: END_CUT where the data end")
     every, bits = np.concatenate(lengths), np.concatenate(ends)
     midway = (bits & END_MIDWAY) != 0
     return EpisodeTable(np.cumsum(every) - every, every, np.concatenate(returns), outcomes(bits), midway)
 
 
-def _stretches(sections: Sequence[PlacedSection], reward: Leaf, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _stretches(parts: Sequence[Part], reward: Leaf, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Bits and rewards in blocks of ``size`` steps, none of which spans two places."""
-    place, held_bits, held_rewards = None, np.zeros(0, np.uint8), np.zeros(0, np.float32)
-    for part, section in sections:
-        if written_of(section, BITS) is None:
-            continue
-        if section["place"] != place and len(held_bits):
-            yield held_bits, held_rewards
-            held_bits, held_rewards = held_bits[:0], held_rewards[:0]
-        place = section["place"]
-        bits = part.rows(section, BITS)
-        rewards = part.rows(section, reward) if reward.constant is None else np.full(len(bits), reward.constant)
-        low = 0
-        while low < len(bits):
-            high = min(len(bits), low + size - len(held_bits))
-            held_bits = np.concatenate([held_bits, bits[low:high]])
-            held_rewards = np.concatenate([held_rewards, rewards[low:high]])
-            low = high
-            if len(held_bits) == size:
-                yield held_bits, held_rewards
-                held_bits, held_rewards = held_bits[:0], held_rewards[:0]
-    if len(held_bits):
-        yield held_bits, held_rewards
+    with_steps = [(section.place, part, section) for part in parts for section in part.sections if _has_steps(section)]
+    empty = np.zeros(0, np.uint8), np.zeros(0, np.float32)
+    for _, some in groupby(sorted(with_steps, key=lambda one: one[0]), key=lambda one: one[0]):
+        held = empty
+        for _, part, section in some:
+            bits = part.rows(section, BITS)
+            rewards = part.rows(section, reward) if reward.constant is None else np.full(len(bits), reward.constant)
+            low = 0
+            while low < len(bits):
+                high = low + size - len(held[0])
+                held = np.concatenate([held[0], bits[low:high]]), np.concatenate([held[1], rewards[low:high]])
+                low = high
+                if len(held[0]) == size:
+                    yield held
+                    held = empty
+        if len(held[0]):
+            yield held
+
+
+def _has_steps(section: PartSection) -> bool:
+    return stem_of(BITS) in section.leaves

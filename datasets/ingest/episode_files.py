@@ -33,7 +33,7 @@ from .reader import Reader
 from .records import ConvertOptions, Expectation, PartSpec, RawObject, count_notes
 from .request import select_numbered
 from .trajectories import Column, column_difference, count_outcomes, schema_of, to_rewards
-from .unit import Facts, Unit
+from .unit import Facts, PartContents, Unit
 
 if TYPE_CHECKING:
     from ...storage.episodes import EpisodeTable
@@ -257,10 +257,10 @@ class EpisodesUnit(Unit):
     def native_libraries(self) -> tuple[str, ...]:
         return self.reader.native_libraries
 
-    def fits(self, record: Mapping[str, Any]) -> bool:
+    def fits(self, record: PartContents) -> bool:
         """Whether the part was read from these objects, as far as their place states what they are: an interrupted run may be
         continued with another mirror."""
-        objects = record["about"].get("objects", ())
+        objects = record.about.get("objects", ())
         return len(objects) == len(self.group.objects) and all(map(_is_of, objects, self.group.objects))
 
     @contextmanager

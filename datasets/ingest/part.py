@@ -2,7 +2,7 @@
 
     .parts/<unit>.<n>/<leaf>.<section>.rows, .lengths      the rows of a leaf (`storage.part_file`)
     .parts/<unit>.<n>/.bits.<section>.rows                 how each step ends (`block`)
-    .parts/<unit>.<n>/part.json                            the record: the unit, its sections, what it says of itself
+    .parts/<unit>.<n>/part.json                            the record (`unit.PartContents`)
 
 A part that is there, and whose record fits its unit, is not made again. A unit that can be continued in its middle
 (`Block.mark`) becomes several parts, one after the other.
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ...errors import CorruptSourceError, RbdataError, SchemaError
@@ -31,7 +32,7 @@ from ..workers.task import OnBlock
 from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, Rows, RowsSink, StoredRows, final_states, lazy
 from .dictionary import dictionary_mark, dictionary_path, store_dictionaries, trained_leaves
 from .trajectories import column_difference, columns_of
-from .unit import BITS, LEAD, Part, Unit, stem_of
+from .unit import BITS, LEAD, Part, PartContents, PartRows, PartSection, Unit, stem_of
 
 #: Bytes and rows that a dictionary is trained on, where a reader gives no sample: the first ones.
 SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
@@ -39,8 +40,109 @@ SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
 _KEPT_SHARE = 1 / 16
 
 
+# -- the task of a worker --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UnitTask:
+    """A task about one unit; picklable if the unit is."""
+
+    unit: Unit
+
+    @property
+    def index(self) -> int:
+        return self.unit.index
+
+    @property
+    def rows(self) -> int:
+        return self.unit.rows
+
+    @property
+    def label(self) -> str:
+        return self.unit.name
+
+
+@dataclass(frozen=True)
+class PartTask(UnitTask):
+    """Makes the parts of a unit in a working ``folder``, those that are not there yet.
+
+    ``schema``: the leaves; empty where the first block states them. Where a compressed leaf has no dictionary yet, one is
+    trained on the first rows; a task that ``begins`` ends then, as others wait for it. ``level``: of the codec.
+    """
+
+    folder: Path
+    schema: Schema
+    threads: int
+    begins: bool = False
+    level: int | None = None
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        """Returns the leaves of the unit as ``leaves``; the parts are in the folder."""
+        try:
+            with self.unit.prepared(self.folder, on_block) as unit:
+                schema = self._write(unit, on_block)
+        except _BegunError as begun:
+            schema = begun.schema
+        return {"leaves": [leaf.to_json() for leaf in schema]}
+
+    def _write(self, unit: Unit, on_block: OnBlock) -> Schema:
+        before = parts_of(self.folder, unit)
+        number, resume = len(before), before[-1].record.goes_on if before else None
+        began = kept = time.monotonic()
+        writer = _PartWriter(self, unit, number, self.schema)
+        try:
+            for block in unit.blocks(resume, self.threads):
+                writer.add(block)
+                if self.begins and writer.is_begun():
+                    raise _BegunError(writer.schema)
+                on_block(block.done, block.fetched, block.retries)
+                if block.mark is None or not writer.mark(block.mark):
+                    continue
+                now = time.monotonic()
+                if now - kept >= max(unit.keep_seconds, (kept - began) * _KEPT_SHARE):
+                    writer.cut()
+                    number, kept = number + 1, now
+                    writer = _PartWriter(self, unit, number, writer.schema)
+            writer.finish()
+            return writer.schema
+        except BaseException as error:
+            if not isinstance(error, _BegunError):
+                with suppress(OSError, RbdataError):
+                    writer.cut()
+            writer.abandon()
+            raise
+
+
+class _BegunError(Exception):
+    """The leaves and their dictionaries are known, and other units wait for them; the files of this one are kept for it."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        self.schema = schema
+
+
+@dataclass(frozen=True)
+class CountTask(UnitTask):
+    """Reads a unit, and writes nothing: what a dry run needs of a lead."""
+
+    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
+        """Returns what the unit says of itself as ``about``, and its numbers of steps and episodes."""
+        steps = episodes = 0
+        about: Mapping[str, Any] = {}
+        for block in self.unit.blocks(None, 1):
+            if block.bits is not None:
+                steps += len(block.bits)
+                episodes += int(np.count_nonzero(block.bits & ENDS))
+            about = about if block.record is None else block.record
+            on_block(block.done, block.fetched, block.retries)
+        return {"about": dict(about), "steps": steps, "episodes": episodes}
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------------
+
+
 @dataclass
-class _Section:
+class _OpenSection:
     number: int
     place: tuple[int, ...]
     range: int
@@ -56,51 +158,38 @@ class _Section:
         self.inside = not final[-1]
         return first
 
-
-class DictionaryMadeError(Exception):
-    """The dictionary is there, and other units wait for it."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self.schema = schema
+    def record(self) -> PartSection:
+        """What was written so far."""
+        leaves = {stem: PartRows(f"{stem}.{self.number}", *file.position()) for stem, file in self.files.items()}
+        return PartSection(self.place, self.range, leaves)
 
 
-class PartWriter:
-    """Writes blocks of a unit as a part.
+class _PartWriter:
+    """Writes blocks of a unit as one part, for a `PartTask`."""
 
-    ``folder`` is the working folder, ``schema`` the leaves (empty: the first block states them). Where a compressed leaf has no
-    dictionary there yet, one is trained on the first rows; with ``begins``, DictionaryMadeError is raised as soon as all
-    dictionaries are there.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        unit: Unit,
-        number: int,
-        schema: Schema,
-        threads: int,
-        *,
-        begins: bool = False,
-        level: int | None = None,
-    ) -> None:
-        self._folder, self._unit, self._threads, self._begins, self._level = folder, unit, threads, begins, level
-        self._target = part_folder(folder, unit.index, number)
+    def __init__(self, task: PartTask, unit: Unit, number: int, schema: Schema) -> None:
+        self._task, self._unit = task, unit
+        self._target = part_folder(task.folder, unit.index, number)
         self._path = self._target.with_name(f"{self._target.name}.{uuid.uuid4().hex}")
         self._path.mkdir(parents=True)
-        self._sections: dict[tuple[int, ...], _Section] = {}
+        self._sections: dict[tuple[int, ...], _OpenSection] = {}
         #: Rows that wait for the dictionary; None when it is there.
         self._sample: list[tuple[RowsFile, np.ndarray]] | None = None
         self._about: Mapping[str, Any] = {}
-        self._marked: dict[str, Any] | None = None
+        self._marked: PartContents | None = None
         self._take_schema(schema)
 
     def _take_schema(self, schema: Schema) -> None:
         self.schema = schema
         after = {leaf.name: schema.get("next/" + leaf.name) for leaf in schema.steps}
         self._twins = {name for name, leaf in after.items() if leaf and leaf.constant is None}
-        if any(not dictionary_path(self._folder, leaf).is_file() for leaf in trained_leaves(schema.states)):
+        if any(not dictionary_path(self._task.folder, leaf).is_file() for leaf in trained_leaves(schema.states)):
             self._sample = []
+
+    def is_begun(self) -> bool:
+        """Whether there are rows, and all dictionaries."""
+        files = (file for section in self._sections.values() for file in section.files.values())
+        return self._sample is None and any(file.rows for file in files)
 
     def add(self, block: Block) -> None:
         """Append a block. Raises SchemaError for rows that do not fit the schema, or each other."""
@@ -127,8 +216,6 @@ class PartWriter:
             if wanted not in (None, done):
                 raise SchemaError(f"{self._unit.name}: {name} has {done} rows where {wanted} belong")
         self._about = self._about if block.record is None else block.record
-        if self._begins and self._sample is None and any(file.rows for file in section.files.values()):
-            raise DictionaryMadeError(self.schema)
 
     def _flags(self, bits: np.ndarray) -> dict[str, Rows]:
         """The columns of the flags, where the schema has them."""
@@ -136,20 +223,25 @@ class PartWriter:
         leaves = {name: self.schema.get(f"next/{name}") for name in ends}
         return {leaf.name: bits & ends[name] != 0 for name, leaf in leaves.items() if leaf and leaf.constant is None}
 
-    def _section_of(self, block: Block) -> _Section:
+    def _section_of(self, block: Block) -> _OpenSection:
         place = block.place or (self._unit.index,)
         if place not in self._sections:
-            self._sections[place] = _Section(len(self._sections), place, block.range, block.goes_on)
+            self._sections[place] = _OpenSection(len(self._sections), place, block.range, block.goes_on)
         return self._sections[place]
 
-    def _file(self, section: _Section, leaf: Leaf) -> RowsFile:
+    def _file(self, section: _OpenSection, leaf: Leaf) -> RowsFile:
         stem = stem_of(leaf)
         if stem not in section.files:
-            encode = None if self._sample is not None else encoder_of(leaf, self._folder, self._threads, self._level)
+            encode = None if self._sample is not None else self._encoder(leaf)
             section.files[stem] = RowsFile(self._path / f"{stem}.{section.number}", leaf, encode)
         return section.files[stem]
 
-    def _sink(self, section: _Section, leaf: Leaf) -> RowsSink:
+    def _encoder(self, leaf: Leaf) -> Any:
+        return encoder_of(leaf, self._task.folder, self._task.threads, self._task.level)
+
+    # -- rows that wait for a dictionary -------------------------------------------------------------------------------------
+
+    def _sink(self, section: _OpenSection, leaf: Leaf) -> RowsSink:
         file = self._file(section, leaf)
         return file if self._sample is None or codec_of(leaf).fixed_rows else _Waiting(self, file)
 
@@ -171,12 +263,12 @@ class PartWriter:
         want = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // max(row.nbytes for row in rows), len(rows)))
         chosen = [rows[i] for i in np.unique(np.linspace(0, len(rows) - 1, want).astype(int))]
         leaves = {leaf.name: leaf for leaf in trained_leaves(self.schema.states)}
-        store_dictionaries(self._folder, leaves, chosen, self._unit.identity)
+        store_dictionaries(self._task.folder, leaves, chosen, self._unit.identity)
         for file, some in sample:
-            file.encode = encoder_of(file.leaf, self._folder, self._threads, self._level)
+            file.encode = self._encoder(file.leaf)
             file.append(some)
 
-    # -- the end of a part ---------------------------------------------------------------------------------------------
+    # -- the end of a part ---------------------------------------------------------------------------------------------------
 
     def mark(self, mark: Any) -> bool:
         """Declare that the unit can be continued from here with ``mark``; returns False while rows wait in memory."""
@@ -185,66 +277,60 @@ class PartWriter:
         self._marked = self._record(mark)
         return True
 
-    def _record(self, mark: Any) -> dict[str, Any]:
-        sections = [
-            {
-                "place": section.place,
-                "range": section.range,
-                "leaves": {
-                    stem: {"stem": f"{stem}.{section.number}", **file.position()}
-                    for stem, file in section.files.items()
-                },
-            }
-            for section in self._sections.values()
-        ]
-        return {"sections": sections, "about": dict(self._about), "goes_on": mark}
+    def _record(self, mark: Any) -> PartContents:
+        unit = self._unit
+        return PartContents(
+            unit.index,
+            unit.identity,
+            unit.objects(),
+            dictionary_mark(self._task.folder),
+            [leaf.to_json() for leaf in self.schema],
+            [section.record() for section in self._sections.values()],
+            dict(self._about),
+            mark,
+        )
 
-    def finish(self) -> dict[str, Any]:
-        """Close everything, and give it the part's name; returns the record."""
+    def finish(self) -> None:
+        """Close everything, and give it the part's name."""
         self._train()
-        return self._keep(self._record(None))
+        self._keep(self._record(None))
 
-    def cut(self) -> dict[str, Any]:
+    def cut(self) -> None:
         """Make a part of everything up to the last mark. Raises RbdataError where there is none."""
         if self._marked is None:
             raise RbdataError("there is no mark")
-        return self._keep(self._marked)
+        self._keep(self._marked)
 
-    def _keep(self, marked: dict[str, Any]) -> dict[str, Any]:
-        for section in self._sections.values():
-            for file in section.files.values():
-                file.finish()
-        for section, told in zip(self._sections.values(), marked["sections"]):
-            for stem, written in told["leaves"].items():
-                if lengths := section.files[stem].sum_lengths(written["rows"]):
-                    written["lengths"] = lengths
-        unit = self._unit
-        record = {
-            "unit": unit.index,
-            "identity": unit.identity,
-            "objects": unit.objects(),
-            "dictionary": dictionary_mark(self._folder),
-            "leaves": [leaf.to_json() for leaf in self.schema],
-            **marked,
-        }
-        (self._path / PART_RECORD).write_bytes(sealed(record))
+    def _keep(self, record: PartContents) -> None:
+        sections = []
+        for one, section in zip(record.sections, self._sections.values()):
+            leaves = {
+                stem: msgspec.structs.replace(written, lengths=section.files[stem].finish(written.rows))
+                for stem, written in one.leaves.items()
+            }
+            sections.append(msgspec.structs.replace(one, leaves=leaves))
+        self._close()  # files that were begun after a mark
+        whole = msgspec.to_builtins(msgspec.structs.replace(record, sections=sections))
+        (self._path / PART_RECORD).write_bytes(sealed(whole))
         if self._target.exists():
             shutil.rmtree(self._target)
         self._path.rename(self._target)
-        return record
+
+    def _close(self) -> None:
+        for section in self._sections.values():
+            for file in section.files.values():
+                file.close()
 
     def abandon(self) -> None:
         """Remove what was written."""
-        for section in self._sections.values():
-            for file in section.files.values():
-                file.abandon()
+        self._close()
         shutil.rmtree(self._path, ignore_errors=True)
 
 
 class _Waiting:
     """Rows that go to a file when there is a dictionary for it."""
 
-    def __init__(self, writer: PartWriter, file: RowsFile) -> None:
+    def __init__(self, writer: _PartWriter, file: RowsFile) -> None:
         self._writer, self._file = writer, file
 
     def append(self, rows: np.ndarray) -> None:
@@ -272,101 +358,20 @@ class _Twins:
         raise NotImplementedError
 
 
+# -- parts that are there ----------------------------------------------------------------------------------------------------
+
+
 def part_folder(folder: Path, unit: int, number: int) -> Path:
     """The folder of a unit's part in a working folder."""
     return folder / PARTS / f"{'lead' if unit == LEAD else f'{unit:05d}'}.{number}"
 
 
-# -- the task of a worker --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _UnitTask:
-    """A task about one unit; picklable if the unit is."""
-
-    unit: Unit
-
-    @property
-    def index(self) -> int:
-        return self.unit.index
-
-    @property
-    def rows(self) -> int:
-        return self.unit.rows
-
-    @property
-    def label(self) -> str:
-        return self.unit.name
-
-
-@dataclass(frozen=True)
-class PartTask(_UnitTask):
-    """Makes the parts of a unit in a working ``folder``, those that are not there yet."""
-
-    folder: Path
-    schema: Schema
-    threads: int
-    begins: bool = False
-    #: Of the codec (`storage.codecs.level_of`).
-    level: int | None = None
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Returns the record of the unit's last part; of one that ``begins`` ended early, the leaves alone."""
-        try:
-            with self.unit.prepared(self.folder, on_block) as unit:
-                return self._write(unit, on_block)
-        except DictionaryMadeError as made:
-            return {"leaves": [leaf.to_json() for leaf in made.schema]}
-
-    def _write(self, unit: Unit, on_block: OnBlock) -> dict[str, Any]:
-        before = parts_of(self.folder, unit)
-        number, resume = len(before), before[-1].record["goes_on"] if before else None
-        began = kept = time.monotonic()
-        writer = PartWriter(self.folder, unit, number, self.schema, self.threads, begins=self.begins, level=self.level)
-        try:
-            for block in unit.blocks(resume, self.threads):
-                writer.add(block)
-                on_block(block.done, block.fetched, block.retries)
-                if block.mark is None or not writer.mark(block.mark):
-                    continue
-                now = time.monotonic()
-                if now - kept >= max(unit.keep_seconds, (kept - began) * _KEPT_SHARE):
-                    writer.cut()
-                    number, kept = number + 1, now
-                    writer = PartWriter(self.folder, unit, number, writer.schema, self.threads, level=self.level)
-            return writer.finish()
-        except BaseException as error:
-            if not isinstance(error, DictionaryMadeError):
-                with suppress(OSError, RbdataError):
-                    writer.cut()
-            writer.abandon()
-            raise
-
-
-@dataclass(frozen=True)
-class CountTask(_UnitTask):
-    """Reads a unit, and writes nothing: what a dry run needs of a lead."""
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        steps = episodes = 0
-        about: Mapping[str, Any] = {}
-        for block in self.unit.blocks(None, 1):
-            if block.bits is not None:
-                steps += len(block.bits)
-                episodes += int(np.count_nonzero(block.bits & ENDS))
-            about = about if block.record is None else block.record
-            on_block(block.done, block.fetched, block.retries)
-        return {"about": dict(about), "steps": steps, "episodes": episodes}
-
-
-# -- parts that are there ----------------------------------------------------------------------------------------------------
-
-
 def read_part(folder: Path) -> Part | None:
     """The part in a folder; None where it is not whole."""
-    record = read_sealed(folder / PART_RECORD)
-    is_one = isinstance(record, dict) and isinstance(record.get("unit"), int) and isinstance(record["sections"], list)
-    return Part(folder, record) if is_one else None
+    try:
+        return Part(folder, msgspec.convert(read_sealed(folder / PART_RECORD), PartContents))
+    except msgspec.ValidationError:
+        return None
 
 
 def parts_of(folder: Path, unit: Unit) -> list[Part]:

@@ -42,7 +42,7 @@ from .plan import Plan, common, is_done, samples_of
 from .raw_files import bytes_left, fetch_whole, paths_of, remote_files
 from .reader import Reader
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
-from .unit import LEAD, Part, Unit
+from .unit import LEAD, Part, PartContents, Unit
 
 #: What a run is likely to write may be guessed several times too much: it is refused beforehand where not even this part fits.
 _FAR_TOO_MUCH = 8
@@ -190,7 +190,8 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
         lead, about = reader.lead(), dict[str, Any]()
         if lead is not None:
             about = _do_one(CountTask(lead), engine, listener)
-        units = reader.units(Part(place.working, {"unit": LEAD, "sections": [], **about}) if about else None)
+        counted = lead and Part(place.working, PartContents(LEAD, "", [], None, [], [], about["about"]))
+        units = reader.units(counted or None)
         done = _done(folder, units) | set(range(common(old, units)))
         state_bytes = old.bytes_of_state if old else partial(bytes_of_state, reader, partial(samples_of, reader))
         return estimate_units(reader, place, units, done, (about["steps"], about["episodes"]), state_bytes)
@@ -324,8 +325,8 @@ class _Run:
 
     def _do(self, plan: Plan, tasks: Sequence[PartTask], engine: Engine) -> None:
         for index, record in engine.run(do_task, tasks, self.listener.on_progress):
-            plan.take_leaves(plan.units[index], record)
-            if "unit" in record:
-                plan.parts[index] = parts_of(self.work.folder, plan.units[index])
+            plan.take_leaves(plan.units[index], record["leaves"])
+            plan.parts[index] = parts_of(self.work.folder, plan.units[index])
+            if is_done(plan.parts[index]):
                 self.reader.check_parts({one: parts[-1].about for one, parts in plan.parts.items() if parts}, index)
                 self.listener.on_part_done(index)

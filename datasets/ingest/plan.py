@@ -29,7 +29,7 @@ from .raw_files import remote_files
 from .reader import Reader
 from .request import Estimate, Listener
 from .trajectories import column_difference, columns_of
-from .unit import BITS, Part, Unit, written_of
+from .unit import BITS, Part, PartContents, PartSection, Unit, stem_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class OldPart(Part):
 
     old: Mapping[str, Sequence[Piece]]
 
-    def pieces(self, section: Mapping[str, Any], leaf: Leaf, range: Any) -> Sequence[Piece]:
+    def pieces(self, section: PartSection, leaf: Leaf, range: Any) -> Sequence[Piece]:
         return self.old.get(leaf.name, ())
 
 
@@ -67,7 +67,7 @@ class Plan:
         self.parts = {unit.index: parts_of(self.work.folder, unit) for unit in self.units}
         for unit in self.units:
             if self.parts[unit.index]:
-                self.take_leaves(unit, self.parts[unit.index][0].record)
+                self.take_leaves(unit, self.parts[unit.index][0].record.leaves)
         self._prepare_dictionaries()
         if self.work.part_folders():
             self._drop_damaged()
@@ -85,7 +85,7 @@ class Plan:
         mark, sound = dictionary_mark(self.work.folder), set[Path]()
         for (unit, part), is_sound in zip(there, list(map_in_threads(_is_sound, there, 8, "rbdata-proof"))):
             self._check_object(unit, part)
-            if is_sound and part.record["dictionary"] in (None, mark):
+            if is_sound and part.record.dictionary in (None, mark):
                 sound.add(part.folder)
         for index, parts in self.parts.items():
             self.parts[index] = list(takewhile(lambda part: part.folder in sound, parts))
@@ -96,7 +96,7 @@ class Plan:
 
     def _check_object(self, unit: Unit, part: Part) -> None:
         """Raise DatasetExistsError for a part that came from another object than the one that is there now."""
-        spec, then = unit.spec, part.record["objects"]
+        spec, then = unit.spec, part.record.objects
         if spec is not None and then:
             pairs = [(spec.object["crc32c"], part.about.get("crc32c")), (spec.object["size"], then[0]["size"])]
             if any(None not in pair and pair[0] != pair[1] for pair in pairs):
@@ -112,10 +112,8 @@ class Plan:
             pieces = {leaf.name: self.old.pieces(leaf, first, stop, unit.index) for leaf in leaves}
         except (OSError, DamagedDatasetError):
             return None
-        section = {"place": [unit.index], "range": 0, "leaves": {}}
-        about = {"crc32c": part["object"]["crc32c"]}
-        record = {"unit": unit.index, "sections": [section], "about": about, "goes_on": None}
-        return OldPart(self.old.folder, record, pieces)
+        section, about = PartSection((unit.index,), 0, {}), {"crc32c": part["object"]["crc32c"]}
+        return OldPart(self.old.folder, PartContents(unit.index, "", [], None, [], [section], about), pieces)
 
     def _prepare_dictionaries(self) -> None:
         """Keep the dictionaries that an interrupted run stored, or make them: given ones, or trained on the reader's sample.
@@ -161,7 +159,7 @@ class Plan:
             return estimate_expected(self.reader, self.place, expected, len(self.units), len(done))
         lead = self.lead
         assert lead is not None
-        bits = [lead.rows(section, BITS) for section in lead.sections() if written_of(section, BITS)]
+        bits = [lead.rows(section, BITS) for section in lead.sections if stem_of(BITS) in section.leaves]
         counted = sum(map(len, bits)), sum(int(np.count_nonzero(some & ENDS)) for some in bits)
         # Nothing is read from parts that a smaller dataset holds.
         state_bytes = (
@@ -190,9 +188,9 @@ class Plan:
                 return parts[0]
         return None
 
-    def take_leaves(self, unit: Unit, record: Mapping[str, Any]) -> None:
+    def take_leaves(self, unit: Unit, leaves_json: Sequence[Mapping[str, Any]]) -> None:
         """Take the leaves from the first part, and compare those of the others with them."""
-        reader, leaves = self.reader, tuple(map(Leaf.from_json, record["leaves"]))
+        reader, leaves = self.reader, tuple(map(Leaf.from_json, leaves_json))
         if not leaves:
             return
         if not reader.schema.leaves:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+import msgspec
 import numpy as np
 
 from ...storage.checksums import crc32c, sum_cells
@@ -62,76 +63,108 @@ class Unit:
         """Records of the raw objects that it reads, as their place states them."""
         return [] if self.spec is None else [self.spec.object]
 
-    def fits(self, record: Mapping[str, Any]) -> bool:
+    def fits(self, record: PartContents) -> bool:
         """Whether a part with this record is one of this unit."""
-        return record["identity"] == self.identity
+        return record.identity == self.identity
+
+
+class PartRows(msgspec.Struct, frozen=True):
+    """The rows of a leaf in a section: their files begin with ``stem``; ``length`` bytes, with their `Cells`; ``lengths``: of
+    compressed rows, the crc32c of the file of their lengths."""
+
+    stem: str
+    rows: int
+    length: int
+    cells: str
+    lengths: str = ""
+
+
+class PartSection(msgspec.Struct, frozen=True):
+    """Consecutive rows, with their place in the order of all sections (`Block.place`) and their checksum range."""
+
+    place: tuple[int, ...]
+    range: int
+    leaves: dict[str, PartRows]
+
+
+class PartContents(msgspec.Struct, frozen=True):
+    """What is written of a part: the unit that it was made of, its leaves and sections, what the unit said of itself
+    (`Block.record`), and where the next part of the unit goes on (None: the unit ends here)."""
+
+    unit: int
+    identity: str
+    objects: list[dict[str, Any]]
+    dictionary: Any
+    leaves: list[dict[str, Any]]
+    sections: list[PartSection]
+    about: dict[str, Any]
+    goes_on: Any = None
 
 
 @dataclass(frozen=True)
 class Part:
-    """A finished part of a unit. ``record``: what `part.PartWriter` wrote."""
+    """A finished part of a unit, in a folder."""
 
     folder: Path
-    record: Mapping[str, Any]
+    record: PartContents
 
     @property
     def unit(self) -> int:
         """The index of its unit."""
-        return int(self.record["unit"])
+        return self.record.unit
 
     @property
     def about(self) -> Mapping[str, Any]:
         """What the unit said of itself (`Block.record`)."""
-        about: Mapping[str, Any] = self.record["about"]
-        return about
+        return self.record.about
+
+    @property
+    def sections(self) -> Sequence[PartSection]:
+        return self.record.sections
 
     @property
     def steps(self) -> int:
         """How many steps it has."""
-        return sum(written["rows"] for section in self.sections() if (written := written_of(section, BITS)))
+        bits = stem_of(BITS)
+        return sum(section.leaves[bits].rows for section in self.sections if bits in section.leaves)
 
     @property
     def is_last(self) -> bool:
         """Whether the unit ends with it."""
-        return self.record["goes_on"] is None
+        return self.record.goes_on is None
 
     @property
     def is_empty(self) -> bool:
         """Whether it has no row."""
-        return not any(written["rows"] for section in self.sections() for written in section["leaves"].values())
+        return not any(written.rows for section in self.sections for written in section.leaves.values())
 
-    def sections(self) -> list[dict[str, Any]]:
-        """The records of its sections."""
-        sections: list[dict[str, Any]] = self.record["sections"]
-        return sections
-
-    def rows(self, section: Mapping[str, Any], leaf: Leaf) -> np.ndarray:
+    def rows(self, section: PartSection, leaf: Leaf) -> np.ndarray:
         """The rows of an uncompressed leaf in a section, mapped, flat."""
-        written = section["leaves"][stem_of(leaf)]
-        count = written["rows"] * (leaf.row_bytes // leaf.np_dtype.itemsize)
-        return read_plain_rows(rows_path(self.folder / written["stem"]), count, leaf.np_dtype)
+        written = section.leaves[stem_of(leaf)]
+        count = written.rows * (leaf.row_bytes // leaf.np_dtype.itemsize)
+        return read_plain_rows(rows_path(self.folder / written.stem), count, leaf.np_dtype)
 
-    def pieces(self, section: Mapping[str, Any], leaf: Leaf, range: Any) -> Sequence[Piece]:
+    def pieces(self, section: PartSection, leaf: Leaf, range: Any) -> Sequence[Piece]:
         """The rows of a leaf in a section, to be joined in this checksum range."""
-        written = written_of(section, leaf)
+        written = section.leaves.get(stem_of(leaf))
         if written is None:
             return []
-        stem, lengths = self.folder / written["stem"], None
+        stem, lengths = self.folder / written.stem, None
         if not codec_of(leaf).fixed_rows:
-            lengths = read_plain_rows(lengths_path(stem), written["rows"], "<i8")
-        return [Piece(rows_path(stem), 0, written["length"], written["cells"], written["rows"], range, lengths)]
+            lengths = read_plain_rows(lengths_path(stem), written.rows, "<i8")
+        return [Piece(rows_path(stem), 0, written.length, written.cells, written.rows, range, lengths)]
 
     def is_sound(self) -> bool:
         """Whether its files hold what the record says. Reads all of them."""
-        return all(self._is_sound(written) for section in self.sections() for written in section["leaves"].values())
+        return all(self._is_sound(written) for section in self.sections for written in section.leaves.values())
 
-    def _is_sound(self, written: Mapping[str, Any]) -> bool:
-        stem, length = self.folder / written["stem"], written["length"]
+    def _is_sound(self, written: PartRows) -> bool:
+        stem, length = self.folder / written.stem, written.length
         try:
-            if sum_cells(rows_path(stem), 0, length) != (length, written["cells"]):
+            if sum_cells(rows_path(stem), 0, length) != (length, written.cells):
                 return False
-            lengths = written.get("lengths")
-            return not lengths or crc32c(lengths_path(stem).read_bytes()[: 8 * written["rows"]]) == lengths
+            lengths = written.lengths and crc32c(lengths_path(stem).read_bytes()[: 8 * written.rows])
+            return lengths == written.lengths
         except OSError as error:
             if is_about_reader(error):
                 raise
@@ -141,12 +174,6 @@ class Part:
 def stem_of(leaf: Leaf) -> str:
     """What the files of a leaf are called in a part."""
     return ".bits" if leaf is BITS else ".".join(leaf.key)
-
-
-def written_of(section: Mapping[str, Any], leaf: Leaf) -> dict[str, Any] | None:
-    """The record of the rows of a leaf in a section; None where it has none."""
-    found: dict[str, Any] | None = section["leaves"].get(stem_of(leaf))
-    return found
 
 
 @dataclass(frozen=True)

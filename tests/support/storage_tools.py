@@ -145,7 +145,7 @@ def commit(
     """Join parts, in order, and make the folder the dataset."""
     pieces: dict[str, list[Piece]] = {leaf.name: [] for leaf in manifest.schema if leaf.constant is None}
     for part in parts:
-        for section in part.sections():
+        for section in part.sections:
             for name, some in pieces.items():
                 some += part.pieces(section, manifest.schema[name], part.unit)
     begin_join(place, manifest, episodes, pieces, bulk)

@@ -242,8 +242,8 @@ class DqnReplayReader(RunReader[Shard]):
         self._plans, self._specs = [PartPlan.from_json(part) for part in told["parts"]], []
         self.notes = self._notes(told["counts"])
         final = None
-        if self.options.layout == "ted" and lead.sections():
-            final = np.concatenate([final_states(lead.rows(section, BITS)) for section in lead.sections()])
+        if self.options.layout == "ted" and lead.sections:
+            final = np.concatenate([final_states(lead.rows(section, BITS)) for section in lead.sections])
         apart = all(codec_of(self.schema[name]).fixed_rows for name in self.bulk)
         units = []
         for index, (plan, shard) in enumerate(zip(self._plans, self.chosen)):

@@ -39,7 +39,7 @@ from ...formats.png import SIDE, PngError, decode_frames
 from ...formats.tfrecord import Value, WireError, parse_example, read_records
 from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
 from ...ingest.counted_stream import CountedStream
-from ...ingest.unit import Unit
+from ...ingest.unit import PartContents, Unit
 from .raw_files import EpisodeFile
 from .reader import ROW_BYTES
 from .ring import MAX_ACTION
@@ -258,10 +258,10 @@ class FileUnit(Unit):
     def objects(self) -> list[dict[str, Any]]:
         return [{"name": self.obj.name, "size": self.obj.size, "crc32c": self.obj.checksums.get("crc32c")}]
 
-    def fits(self, record: Mapping[str, Any]) -> bool:
+    def fits(self, record: PartContents) -> bool:
         """As far as its place states what the object is."""
-        about = record["about"]
-        return record["identity"] == self.identity and self.obj.may_hold(about["size"], about["crc32c"])
+        about = record.about
+        return record.identity == self.identity and self.obj.may_hold(about["size"], about["crc32c"])
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
         ended, silent, unclipped = list[tuple[int, ...]](), 0, 0

@@ -247,7 +247,7 @@ def test_files_are_fetched_once(tmp_path, monkeypatch, reader):
             request = Request("lines/some", root=tmp_path / "there", options=job.options, procs=0)
             with monkeypatch.context() as patch:
                 if interrupts:
-                    patch.setattr(part.PartWriter, "add", interrupted)
+                    patch.setattr(part._PartWriter, "add", interrupted)
                 with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
                     run(job, DatasetPlace(tmp_path / "there", "lines/some"), request, Listener(), server.url)
         fetched = [path for method, path, _ in server.faults.requests if method == "GET" and path.endswith(".lines")]
