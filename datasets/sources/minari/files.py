@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -38,8 +38,8 @@ _NUMBER = r"(0|[1-9]\d{0,17})"
 _EPISODE = re.compile(rf"episode_{_NUMBER}")
 _PART = re.compile(rf"{_NUMBER}/part-(\d{{1,18}})\.(?:arrow|parquet|feather)")
 _ABOUT = re.compile(rf"{_NUMBER}/{re.escape(METADATA)}")
-#: Rows that pyarrow gives at a time, of numbers and of texts and pictures, and the largest `metadata.json` of an episode.
-_NUMBERS_AT_ONCE, _VALUES_AT_ONCE, _LARGEST_ABOUT = 1 << 16, 64, 1 << 20
+#: Rows that pyarrow gives at a time, of numbers and of texts and pictures.
+_NUMBERS_AT_ONCE, _VALUES_AT_ONCE = 1 << 16, 64
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,12 @@ class Field:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files of a dataset on a disk: ``files`` by their path below ``data/``. Picklable."""
+    """The files of a dataset on a disk: ``files`` by their path below ``data/``. Picklable.
+
+    What is open has the numbers of the ``episodes``, ascending; `fields`, the columns of an episode by path
+    (``observations/state/pos``, ``actions/0``, ``infos/qpos``, ``rewards``); and `read`, rows ``low..high-1`` of a column: an
+    array, or a list of bytes. Everything that is wrong with the files is a CorruptSourceError.
+    """
 
     format: str
     name: str
@@ -70,28 +75,13 @@ class DataFiles:
         return closing(Hdf5Files(self) if self.format == "hdf5" else ArrowFiles(self))
 
 
-class MinariFiles(Protocol):
-    """One dataset, open for reading. Everything that is wrong with its files is a CorruptSourceError."""
-
-    #: Numbers of the episodes, ascending.
-    episodes: list[int]
-
-    def fields(self, episode: int) -> dict[str, Field]:
-        """The columns of an episode: ``observations/state/pos``, ``actions/0``, ``infos/qpos``, ``rewards``."""
-
-    def read(self, episode: int, path: str, low: int, high: int) -> Any:
-        """Rows ``low..high-1`` of a column: an array, or a list of bytes."""
-
-    def close(self) -> None: ...
-
-
 def is_part(path: str) -> bool:
     """Whether a path below ``data/`` holds an episode's rows, or its metadata."""
     return _PART.fullmatch(path) is not None or _ABOUT.fullmatch(path) is not None
 
 
 class Hdf5Files:
-    """`MinariFiles` of ``main_data.hdf5``. Lists it by HDF5's own calls: a file has thousands of small arrays."""
+    """An open ``main_data.hdf5``. Lists it by HDF5's own calls: a file has thousands of small arrays."""
 
     def __init__(self, data: DataFiles) -> None:
         import h5py
@@ -199,7 +189,7 @@ class Hdf5Files:
 
 
 class ArrowFiles:
-    """`MinariFiles` of a folder of episodes; the episode asked for last is kept open."""
+    """An open folder of episodes; the episode asked for last is kept open."""
 
     def __init__(self, data: DataFiles) -> None:
         arrow.require_pyarrow(f"{data.name} is in {data.format} format, and pyarrow is not installed")
@@ -270,8 +260,6 @@ class ArrowFiles:
         if path is None:
             return max(0, rows - 1)
         where = f"{self._name}: {episode}/{METADATA}"
-        if path.stat().st_size > _LARGEST_ABOUT:
-            raise CorruptSourceError(f"{where} is larger than {_LARGEST_ABOUT} bytes")
         try:
             stated = json.loads(path.read_bytes()).get("total_steps", max(0, rows - 1))
         except (ValueError, AttributeError) as error:
@@ -319,3 +307,6 @@ def _rows(parts: Sequence[Any], names: tuple[str, ...], low: int, high: int, at_
         if begin < end:
             yield from part.read(names, begin, end, at_once)
         first += part.rows
+
+
+MinariFiles: TypeAlias = Hdf5Files | ArrowFiles

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,161 +20,72 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.checksums import Crc32c, crc32c, hash_file
+from ....storage.codecs import codec_of
 from ....storage.episodes import EpisodeTable
 from ...fetch import Location, RemoteObject, resolve
 from ...formats.limits import REFETCH, check_row_bytes, check_rows
-from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, outcomes
+from ...ingest.block import Block
+from ...ingest.estimate import compressed_share, expect_rows
 from ...ingest.reader import Reader
-from ...ingest.records import ConvertOptions, PartSpec, RawObject, count_notes
-from ...ingest.trajectories import BLOCK_BYTES, block_steps, count_outcomes, to_flags, to_rewards
-from ...ingest.unit import LEAD, Facts, Part, Unit
+from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
+from ...ingest.trajectories import BLOCK_BYTES, block_steps, to_rewards
+from ...ingest.unit import Facts, Part, Unit
 from .files import DataFiles, Hdf5Files, MinariFiles
 from .metadata import Metadata
-from .survey import ColumnSource, Survey, survey
+from .survey import Survey, survey
 
 #: Decoded bytes of a part.
 PART_BYTES = 256 << 20
 #: Bytes and rows that the dictionary is trained on, taken from all over the dataset.
 _SAMPLE_BYTES, _SAMPLE_ROWS = 24 << 20, 1500
-_COUNTED = ("empty_episodes", "split_episodes", "given_up_steps", "blank_successors")
-
-
-def end_bits(states: int, terminated: np.ndarray, truncated: np.ndarray, unknown_next: str) -> np.ndarray:
-    """How each kept step of an episode with so many observations ends (`ingest.block`), uint8; from the flags of all of its
-    steps, bool ``[n]``."""
-    bits = (terminated * END_TERMINATED | truncated * END_TRUNCATED).astype(np.uint8)
-    end = int(bits[-1]) or END_CUT
-    if states <= len(bits) and not terminated[-1] and unknown_next == "truncate":
-        bits = bits[:-1]
-    if len(bits) and not bits[-1]:
-        bits[-1] = end
-    return bits
-
-
-def states_of(bits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The states of steps with these bits, by their place in the episode, int64: one for each step and, where one ends an
-    episode, the one after it; and which of them are final, bool."""
-    ends = np.flatnonzero(bits)
-    states = np.sort(np.concatenate([np.arange(len(bits)), ends + 1]))
-    final = np.zeros(len(states), bool)
-    final[ends + np.arange(len(ends)) + 1] = True
-    return states, final
 
 
 @dataclass(frozen=True)
-class StepUnit(Unit):
-    """All steps with their small columns; ``name`` is the dataset's.
-
-    It says of itself: ``counts``, the ``checksums`` of the files and, where there are large columns, the ``ends`` of each
-    episode: the steps after which one ends, the last of which is the last that is kept.
-    """
+class EpisodesUnit(Unit):
+    """The episodes ``first`` to ``stop - 1`` of a dataset, in blocks of steps: short ones are joined."""
 
     data: DataFiles
     found: Survey
-    unknown_next: str
+    first: int
+    stop: int
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        with ThreadPoolExecutor(1, "rbdata-crc32c") as pool, self.data.open() as files:
-            sums = pool.submit(lambda: {path: hash_file(file, Crc32c()) for path, file in self.data.files.items()})
-            counts = {**count_outcomes(np.zeros(0, np.uint8)), **dict.fromkeys(_COUNTED, 0)}
-            ends, waiting, held = list[list[int]](), list[tuple[dict[str, np.ndarray], np.ndarray]](), 0
-            size = block_steps([source.column for source in self.found.sources])
-            for index in range(len(self.found.episodes)):
-                bits, rewards = self._flags(files, index, counts)
-                ends.append(np.flatnonzero(bits).tolist())
+        columns, waiting, held, done = [source.column for source in self.found.sources], list[Any](), 0, 0
+        large = sum(column.row_bytes for column in columns if column.large)
+        size = max(1, min(block_steps(columns), BLOCK_BYTES // max(1, large)))
+        with self.data.open() as files:
+            for index in range(self.first, self.stop):
+                bits = self.found.bits[index]
                 for low in range(0, len(bits), size):
                     some = bits[low : low + size]
-                    waiting.append((self._columns(files, index, low, some, rewards), some))
-                    held += len(some)
-                    if held >= size:  # short episodes are joined
-                        yield _joined(waiting, index)
+                    waiting.append((self._columns(files, index, low, some), some))
+                    held, done = held + len(some), done + len(some)
+                    if held >= size:
+                        yield _joined(waiting, done)
                         waiting, held = [], 0
-            if waiting:
-                yield _joined(waiting, self.rows)
-            if not any(ends):
-                raise CorruptSourceError(f"{self.name} holds no step whose successor is known")
-            large = any(source.column.large for source in self.found.sources)
-            checksums = {path: one.hexdigest() for path, one in sums.result().items()}
-            record = {"counts": counts, "checksums": checksums, "ends": ends if large else []}
-            yield Block({}, done=self.rows, record=record)
+        if waiting:
+            yield _joined(waiting, done)
 
-    def _flags(self, files: MinariFiles, index: int, counts: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Bits and rewards of an episode."""
-        found, where = self.found, f"{self.name}: episode {self.found.episodes[index]}"
-        steps, states, episode = int(found.steps[index]), int(found.states[index]), found.episodes[index]
-        counts["empty_episodes"] += not steps
-        if not steps:
-            return np.zeros(0, np.uint8), np.zeros(0, np.float32)
-        given = {
-            name: np.asarray(files.read(episode, name, 0, steps)) for name in ("terminations", "truncations", "rewards")
-        }
-        for name, values in given.items():
-            if values.size != steps or values.dtype.kind not in "biuf":
-                raise CorruptSourceError(f"{where} has {name} of {values.dtype} {values.shape}, for {steps} steps")
-        terminated, truncated = (to_flags(given[name], f"{where}: {name}", "step") for name in list(given)[:2])
-        bits = end_bits(states, terminated, truncated, self.unknown_next)
-        episodes = int(np.count_nonzero(bits))
-        counts["given_up_steps"] += steps - len(bits)
-        counts["split_episodes"] += max(0, episodes - 1)
-        counts["blank_successors"] += bool(episodes) and states <= steps == len(bits)
-        for name, count in count_outcomes(outcomes(bits[bits != 0])).items():
-            counts[name] += count
-        return bits, to_rewards(given["rewards"], where)
-
-    def _columns(
-        self, files: MinariFiles, index: int, low: int, bits: np.ndarray, rewards: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """The small columns of steps from ``low`` on."""
-        states, _ = states_of(bits)
-        rows = {"next/reward": rewards[low : low + len(bits)]}
+    def _columns(self, files: MinariFiles, index: int, low: int, bits: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of the steps of an episode from ``low`` on."""
+        high, ends, episode = low + len(bits), np.flatnonzero(bits), self.found.episodes[index]
+        # A state for each step and, where one ends an episode, the one after it.
+        states = np.sort(np.concatenate([np.arange(len(bits)), ends + 1]))
+        rewards = files.read(episode, "rewards", low, high)
+        rows = {"next/reward": to_rewards(rewards, f"{self.data.name}: episode {episode}", first=low)}
         for source in self.found.sources:
-            if not source.column.large:
-                is_state = source.column.per == "state"
-                high = low + (int(states[-1]) + 1 if is_state else len(bits))
-                some = source.read(files, self.found, index, low, high, self.name)
-                rows[source.column.key] = some[states] if is_state else some
+            is_state = source.column.per == "state"
+            stop = low + int(states[-1]) + 1 if is_state else high
+            some = source.read(files, self.found, index, low, stop, self.data.name)
+            rows[source.column.key] = some[states] if is_state and len(some) < len(states) else some
         return rows
 
 
 def _joined(waiting: Sequence[tuple[dict[str, np.ndarray], np.ndarray]], done: int) -> Block:
-    """Pieces of episodes as one block."""
+    """Pieces of episodes as one block. All are of one section: rewards are summed across parts."""
     pieces, bits = zip(*waiting)
-    return Block(
-        {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]}, np.concatenate(bits), done=done
-    )
-
-
-@dataclass(frozen=True)
-class LargeUnit(Unit):
-    """The large columns of some episodes.
-
-    ``runs``: int64 ``[n, 3]``, place of the episode in the files, first state row, number of state rows. Progress counts
-    states.
-    """
-
-    data: DataFiles
-    found: Survey
-    sources: tuple[ColumnSource, ...]
-    runs: np.ndarray
-
-    def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        if not len(self.runs):
-            return  # all of its episodes are without a step
-        with self.data.open() as files:
-            for number, source in enumerate(self.sources):
-                size, position = max(1, BLOCK_BYTES // source.column.row_bytes), 0
-                for some in np.split(self.runs, np.flatnonzero(np.diff(self.runs[:, 0])) + 1):
-                    index, runs = int(some[0, 0]), some[:, 1:].tolist()
-                    states = np.concatenate([np.arange(first, first + count) for first, count in runs])
-                    final = np.zeros(len(states), bool)
-                    final[np.cumsum([count for _, count in runs]) - 1] = True
-                    for low in range(0, len(states), size):
-                        here = states[low : low + size]
-                        first = int(here[0])
-                        rows = source.read(files, self.found, index, first, int(here[-1]) + 1, self.data.name)
-                        position += len(here)
-                        done = (number * self.rows + position) // len(self.sources)
-                        yield Block({source.column.key: rows[here - first]}, final=final[low : low + size], done=done)
+    columns = {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]} if pieces[1:] else pieces[0]
+    return Block(columns, np.concatenate(bits), place=(0,), done=done)
 
 
 def part_bounds(states: np.ndarray, row_bytes: int, part_bytes: int = PART_BYTES) -> list[tuple[int, int]]:
@@ -195,12 +107,11 @@ class MinariReader(Reader):
 
     source, converter = "minari", "minari 2"
     citation = "Omar G. Younis et al. Minari. 2024. doi:10.5281/zenodo.13767625"
-    #: Set by `seen` and `units`.
+    #: Set by `seen`: the files and their checksums, the metadata, what the files hold.
     _data: DataFiles
+    _checksums: Mapping[str, str]
     _metadata: Metadata
-    _survey: Survey
-    _lead: Mapping[str, Any]
-    _units: list[LargeUnit]
+    _survey: Survey | None = None
 
     def __init__(
         self,
@@ -225,22 +136,33 @@ class MinariReader(Reader):
     def files(self) -> list[RemoteObject]:
         return [item for _, item in self._objects]
 
-    def look(self, files: Mapping[str, Path]) -> tuple[DataFiles, Metadata, Survey]:
+    def look(self, files: Mapping[str, Path]) -> tuple[DataFiles, Mapping[str, str], Metadata, Survey]:
         """Look through the files. Raises CorruptSourceError, UsageError."""
         data_format = self._stated.format if self._stated else "hdf5"
         data = DataFiles(data_format, self.title, {path: files[item.url] for path, item in self._objects})
-        with data.open() as opened:
+        with ThreadPoolExecutor(1, "rbdata-crc32c") as pool, data.open() as opened:
+            sums = pool.submit(
+                lambda: {path: hash_file(file, Crc32c()).hexdigest() for path, file in data.files.items()}
+            )
             metadata = self._stated or (opened.metadata() if isinstance(opened, Hdf5Files) else Metadata(data_format))
-            found = survey(opened, metadata, self.title, self.options.extra["text"])
-        self._check_counts(found, metadata)
-        size = sum(file.stat().st_size for file in data.files.values())
-        check_rows(int(found.steps.sum()), size, self.title)
-        check_row_bytes(sum(source.column.row_bytes for source in found.sources), self.title)
-        return data, metadata, found
+            found = survey(opened, metadata, self.title, self.options.extra["text"], self.options.unknown_next)
+            self._check_counts(found, metadata)
+            size = sum(file.stat().st_size for file in data.files.values())
+            check_rows(int(found.steps.sum()), size, self.title)
+            check_row_bytes(sum(source.column.row_bytes for source in found.sources), self.title)
+            return data, sums.result(), metadata, found
 
-    def seen(self, found: tuple[DataFiles, Metadata, Survey]) -> None:
-        self._data, self._metadata, self._survey = found
-        self.set_columns([source.column for source in self._survey.sources])
+    def seen(self, found: tuple[DataFiles, Mapping[str, str], Metadata, Survey]) -> None:
+        self._data, self._checksums, self._metadata, self._survey = found
+        self.set_columns([source.column for source in self.found.sources])
+        about = crc32c(self._described[1]) if self._described else None
+        self.digest = crc32c(repr([about, sorted(self._checksums.items())]).encode())
+
+    @property
+    def found(self) -> Survey:
+        """What the files hold, once they were seen."""
+        assert self._survey is not None
+        return self._survey
 
     def _check_counts(self, found: Survey, metadata: Metadata) -> None:
         """Raise CorruptSourceError where a transfer brought less or more than the metadata state. A folder on this machine is
@@ -255,42 +177,40 @@ class MinariReader(Reader):
             hint = "fetch it again, or use another mirror; if it was published so, convert a copy on this machine"
             raise CorruptSourceError(message, hint=hint)
 
-    def lead(self) -> StepUnit:
-        how = (self._data, self._survey, self.options.unknown_next)
-        return StepUnit(LEAD, self.title, len(self._survey.episodes), "steps", *how)
+    def expect(self) -> Expectation | None:
+        if self._survey is None:
+            return None
+        kept = np.concatenate(self._survey.bits)
+        episodes, ratio = int(np.count_nonzero(kept)), 1.0
+        if leaves := self.compressed():
+            ratio = compressed_share(codec_of(leaves[0]), self.sample_rows())
+        expected = expect_rows(self, len(kept), episodes, ratio * (1 + episodes / len(kept)))
+        return replace(
+            expected, part_names=[unit.name for unit in self._parts()[0]], notes=self._survey.notes, counted=True
+        )
 
-    def units(self, lead: Part | None) -> list[LargeUnit]:
-        assert lead is not None
-        self._lead, found = lead.about, self._survey
-        about = crc32c(self._described[1]) if self._described else None
-        self.digest = crc32c(repr([about, sorted(self._lead["checksums"].items())]).encode())
-        self.notes = [*found.notes, *_notes(self._lead["counts"], self.options.unknown_next)]
-        large = self._large()
-        row_bytes = sum(source.column.row_bytes for source in large)
-        every, first = self._runs(), 0
-        self._units = units = list[LargeUnit]()
-        for number, (low, high) in enumerate(part_bounds(found.states, row_bytes) if row_bytes else []):
-            runs = every[(every[:, 0] >= low) & (every[:, 0] < high)]
-            name, states = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}", int(runs[:, 2].sum())
-            layout, made_of = f"minari-{crc32c(runs.tobytes())}", {"name": name, "size": None, "crc32c": None}
-            spec = PartSpec(name, states, layout, made_of, number, first)
-            units.append(LargeUnit(number, name, states, layout, self._data, found, large, runs, spec=spec))
+    def units(self, lead: Part | None) -> list[EpisodesUnit]:
+        return self._parts()[0]
+
+    def _parts(self) -> tuple[list[EpisodesUnit], list[PartSpec]]:
+        """The units, and the parts of the large columns; one unit where there are none."""
+        found, runs, units, specs, first = self.found, self.found.runs(), list[EpisodesUnit](), list[PartSpec](), 0
+        row_bytes = sum(column.row_bytes for column in self.columns if column.large)
+        for low, high in part_bounds(found.states, row_bytes) if row_bytes else [(0, len(found.episodes))]:
+            here = runs[(runs[:, 0] >= low) & (runs[:, 0] < high)]
+            if not len(here):
+                continue
+            name, states = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}", int(here[:, 2].sum())
+            number, layout = len(units), f"minari-{crc32c(here.tobytes())}"
+            units.append(EpisodesUnit(number, name, states - len(here), layout, self._data, found, low, high))
+            specs.append(PartSpec(name, states, layout, {"name": name, "size": None, "crc32c": None}, number, first))
             first += states
-        return units
+        return units, specs if row_bytes else []
 
-    def _runs(self) -> np.ndarray:
-        """The episodes of the dataset, as `LargeUnit` takes them."""
-        runs = [np.zeros((0, 3), np.int64)]
-        for index, ends in enumerate(self._lead["ends"]):
-            first = np.concatenate([[0], np.array(ends[:-1], np.int64) + 1])[: len(ends)]
-            runs.append(np.stack([np.full(len(ends), index), first, np.array(ends, np.int64) - first + 2], 1))
-        return np.concatenate(runs)
-
-    def _large(self) -> tuple[ColumnSource, ...]:
-        return tuple(source for source in self._survey.sources if source.column.large)
-
-    def sample_rows(self) -> list[np.ndarray]:
-        taken, runs, large = list[np.ndarray](), self._runs(), self._large()
+    @cached_property
+    def _sample(self) -> list[np.ndarray]:
+        taken, runs = list[np.ndarray](), self.found.runs()
+        large = [source for source in self.found.sources if source.column.large]
         ends = np.cumsum(runs[:, 2])
         with self._data.open() as files:
             for source in large:
@@ -298,13 +218,15 @@ class MinariReader(Reader):
                 for row in np.unique(np.linspace(0, int(ends[-1]) - 1, max(1, want)).astype(np.int64)).tolist():
                     run = int(np.searchsorted(ends, row, "right"))
                     at = int(runs[run, 1] + row - (ends[run] - runs[run, 2]))
-                    rows = source.read(files, self._survey, int(runs[run, 0]), at, at + 1, self.title)
+                    rows = source.read(files, self.found, int(runs[run, 0]), at, at + 1, self.title)
                     taken.append(np.frombuffer(np.ascontiguousarray(rows).tobytes(), np.uint8))
         return taken
 
+    def sample_rows(self) -> list[np.ndarray]:
+        return self._sample
+
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        specs = [unit.spec for unit in self._units if unit.spec]
-        return Facts(self._lead["counts"], self.notes, specs, self._survey.spaces)
+        return Facts(self.found.counts(), self.found.notes, self._parts()[1], self.found.spaces)
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
@@ -314,7 +236,7 @@ class MinariReader(Reader):
             data = self._described[1]
             described.append({"name": "data/metadata.json", "size": len(data), "crc32c": crc32c(data)})
         for path, item in self._objects:
-            record = {"name": f"data/{path}", "size": item.size, "crc32c": self._lead["checksums"].get(path)}
+            record = {"name": f"data/{path}", "size": item.size, "crc32c": self._checksums.get(path)}
             described.append({**record, **item.checksums})
         return described
 
@@ -324,7 +246,7 @@ class MinariReader(Reader):
         return [RawObject(f"{top}/{path}", item, self.location) for path, item in [*described, *self._objects]]
 
     def describe(self) -> dict[str, Any]:
-        found, metadata, about = self._survey, self._metadata, super().describe()
+        found, metadata, about = self.found, self._metadata, super().describe()
         options = {"unknown_next": self.options.unknown_next, **about["options"]}
         return {
             "dataset": self.name or metadata.about.get("dataset_id"),
@@ -335,24 +257,3 @@ class MinariReader(Reader):
             "keys": found.keys,
             "left_out": found.left_out,
         }
-
-
-def _notes(counts: Mapping[str, int], unknown_next: str) -> list[str]:
-    """What became of irregular episodes, in sentences."""
-    sentences = {
-        "empty_episodes": "{n:episode without a step was|episodes without a step were} left out.",
-        "split_episodes": (
-            "{n:episode ends|episodes end} inside one of Minari's, where a step is flagged terminated or truncated."
-        ),
-        "given_up_steps": (
-            "Dropped: {n:step} whose successor is not in the data (episodes with as many observations as steps). The "
-            "observation of such a step is the final one of the step before."
-        ),
-        "blank_successors": (
-            "{n:episode lacks its|episodes lack their} final observation; the last successor is zeros."
-            if unknown_next == "zero"
-            else "{n:terminated episode lacks its|terminated episodes lack their} final observation, which is zeros here."
-        ),
-        "cut_episodes": "{n:episode is|episodes are} flagged neither terminated nor truncated at the end: cut there.",
-    }
-    return count_notes(sentences, counts)

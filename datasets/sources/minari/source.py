@@ -1,6 +1,6 @@
 """Minari: datasets of the Farama Foundation, and those that its collector records.
 
-https://minari.farama.org; the files are described in `hdf5`, `arrow` and `reader`.
+https://minari.farama.org; the files are described in `files` and `reader`.
 
 An id is ``(namespace/)name-vN``; namespaces may nest (``D4RL/door/human-v2``). Everywhere the dataset lies below its id, in
 ``data/``: in Minari's own root on this machine (``~/.minari/datasets``, or MINARI_DATASETS_PATH), in a bucket, below an owner
@@ -13,7 +13,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +34,10 @@ _ID = re.compile(r"(?:[-\w]+/)*[-\w]+?-v\d+")
 METADATA = "metadata.json"
 #: What the group of an episode has in an HDF5 file.
 _WRITTEN = ("id", "total_steps", "observations", "actions", "rewards", "terminations", "truncations")
-#: Atari's is 1 MB: the bounds of its frames are written in full.
-_LARGEST_METADATA = 64 << 20
-#: Metadata larger than this (Atari's bounds, written in full) are neither parsed nor fetched for two numbers.
-_LARGEST_PARSED = 1 << 18
+#: Atari's is 1 MB: the bounds of its frames are written in full. A listing does not fetch that for two numbers.
+_LARGEST_METADATA, _LARGEST_LISTED = 64 << 20, 1 << 18
 #: Folders below each other that are searched, in the root on this machine and at remotes.
 _DEEPEST_LOCAL, _DEEPEST_REMOTE = 8, 6
-_COUNTS = {"total_steps": "steps", "total_episodes": "episodes"}
 
 
 def is_id(name: str) -> bool:
@@ -56,13 +53,12 @@ def local_root() -> Path:
 
 def local_names() -> list[str]:
     """Ids of the datasets in the local root, sorted."""
-    top = local_root()
-    return sorted(_walk(top, "", 0)) if top.is_dir() else []
+    return sorted(_walk(local_root(), "", 0))
 
 
 def _walk(folder: Path, prefix: str, depth: int) -> Iterator[str]:
     try:
-        entries = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        entries = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     except OSError:
         return
     for entry in entries:
@@ -79,46 +75,31 @@ def as_location(url: str) -> str:
     return "gs://" + url[len("gcp://") :] if url.startswith("gcp://") else url
 
 
-# -- this machine -----------------------------------------------------------------------------------------------------
-
-
 def local_entries() -> Iterator[CatalogueEntry]:
-    """One for each dataset in the local root; of datasets from before Minari 0.5, which have no such file, the size only."""
+    """One for each dataset in the local root; of datasets from before Minari 0.5, without a metadata.json, the size only."""
     top = local_root()
     place = Place("this machine", str(top), "open", note="Minari's own root")
     for name in local_names():
         data = top / name / "data"
         size = sum((Path(parent) / file).stat().st_size for parent, _, files in os.walk(data) for file in files)
-        yield CatalogueEntry(f"minari/{name}", bytes=size, places=(place,), **_stated_facts(data / METADATA))
+        try:
+            facts = _stated_facts(json.loads((data / METADATA).read_bytes()))
+        except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
+            facts = {}  # missing, or not what Minari writes: the download reports the error
+        yield CatalogueEntry(f"minari/{name}", bytes=size, places=(place,), **facts)
 
 
-def _stated_facts(path: Path) -> dict[str, Any]:
+def _stated_facts(record: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of an entry, as far as a metadata file states them."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        record = _counts(text) if len(text) > _LARGEST_PARSED else json.loads(text)
-        facts: dict[str, Any] = {ours: int(record[theirs]) for theirs, ours in _COUNTS.items() if theirs in record}
-        kinds = {"observations": observation_kind, "actions": action_kind}
-        for (ours, kind), theirs in zip(kinds.items(), ("observation_space", "action_space")):
-            if space := _parsed(record.get(theirs)):
-                facts[ours], facts[theirs] = kind(space), space_text(space)
-        spec = _parsed(record.get("env_spec"))
-        if spec and isinstance(spec.get("id"), str):
-            facts["environment"] = spec["id"]
-        return facts
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return {}  # missing, or not what Minari writes: the download reports the error
-
-
-def _counts(text: str) -> dict[str, Any]:
-    found = {name: re.search(rf'"{name}":\s*(\d+)', text) for name in _COUNTS}
-    return {name: match[1] for name, match in found.items() if match}
-
-
-def _parsed(value: Any) -> dict[str, Any] | None:
-    """JSON inside a string, as Minari writes spaces and specifications."""
-    record = json.loads(value) if isinstance(value, str) else value
-    return record if isinstance(record, dict) else None
+    counts = {"steps": "total_steps", "episodes": "total_episodes"}
+    facts: dict[str, Any] = {ours: int(record[theirs]) for ours, theirs in counts.items() if theirs in record}
+    for ours, kind in (("observations", observation_kind), ("actions", action_kind)):
+        stated = f"{ours[:-1]}_space"
+        if space := json.loads(record.get(stated) or "null"):
+            facts[ours], facts[stated] = kind(space), space_text(space)
+    if spec := json.loads(record.get("env_spec") or "null"):
+        facts["environment"] = str(spec["id"])
+    return facts
 
 
 class MinariSource(Source):
@@ -138,31 +119,30 @@ class MinariSource(Source):
         """The remote that Minari itself would use: MINARI_REMOTE (``hf://owner``, ``gcp://bucket``), else the Foundation's."""
         return as_location(os.environ.get("MINARI_REMOTE") or HOME)
 
+    @property
+    def remote(self) -> str:
+        return self.home
+
     def places(self, name: str, options: ConvertOptions) -> Sequence[str]:
         """Minari's own root where it has the dataset, else the remote."""
         return [_root_url() if (local_root() / name / "data").is_dir() else self.home]
 
     def names(self) -> Sequence[str]:
         """The datasets in the local root, those of the remote when it was last asked, and those known to be published."""
-        known = super().names() if self.home == HOME else ()
-        listing = self.cached_listing()
+        listing, file = self.cached_listing(), self.catalogue_file
         listed = [one.name for one in listing.datasets] if listing else []
+        known = file.names() if file and self.home == HOME else []
         return list(dict.fromkeys([*local_names(), *listed, *known]))
 
     def catalogue(self) -> Sequence[CatalogueEntry]:
         """The Foundation's datasets, unless MINARI_REMOTE names another remote, and those in the local root."""
-        file = self.catalogue_file
-        published = {entry.id: entry for entry in file.entries()} if file and self.home == HOME else {}
+        published = {entry.id: entry for entry in super().catalogue()} if self.home == HOME else {}
         for here in local_entries():
             known = published.get(here.id, CatalogueEntry(here.id))
             stated = {name: value for name, value in vars(here).items() if value not in (None, (), False)}
             stated |= {"places": (*here.places, *known.places), "approximate": False}
             published[here.id] = replace(known, **stated)
         return list(published.values())
-
-    @property
-    def remote(self) -> str:
-        return self.home
 
     def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> list[RemoteDataset]:
         """Counts from the metadata of each dataset, sizes from listings."""
@@ -191,9 +171,9 @@ class MinariSource(Source):
         """Finds the files and reads the metadata. Raises FetchErrors, CorruptSourceError, UsageError."""
         why = f"it is in Minari's own root {location.url}" if location.url == _root_url() else ""
         try:
-            return _make_job(name, join_path(name, "data"), location, options, why)
+            return _make_reader(name, join_path(name, "data"), location, options, why)
         except ObjectNotFoundError as error:
-            error.hint = _other_names(name, location, super().names()) or error.hint
+            error.hint = _other_names(name, location, self.names()) or error.hint
             raise
 
     def recognises(self, path: Path) -> bool:
@@ -218,18 +198,19 @@ class MinariSource(Source):
         from .reader import MinariReader
 
         if "data" in location.folders():
-            return _make_job(None, "data", location, options, "")
+            return _make_reader(None, "data", location, options)
         files = [item for item in location.list() if item.name.endswith((".hdf5", ".h5"))]
         if len(files) == 1 and files[0].name != FILE:
-            return MinariReader(None, location, [(FILE, files[0])], None, None, options, "")
-        return _make_job(None, "", location, options, "")
+            return MinariReader(None, location, [(FILE, files[0])], None, None, options)
+        return _make_reader(None, "", location, options)
 
 
 def _root_url() -> str:
     return open_location(local_root()).url
 
 
-def _make_job(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str) -> Reader:
+def _make_reader(name: str | None, folder: str, location: Location, options: ConvertOptions, why: str = "") -> Reader:
+    """The reader of a dataset whose files are in a folder. Raises ObjectNotFoundError where there is none."""
     from .files import FILE, is_part
     from .metadata import parse_metadata
     from .reader import MinariReader
@@ -257,58 +238,44 @@ def _make_job(name: str | None, folder: str, location: Location, options: Conver
 
 
 def _other_names(name: str, location: Location, known: Sequence[str]) -> str:
-    """Names to suggest: other versions and neighbours at the same place, or the nearest known names."""
-    parent, _, last = name.rpartition("/")
-    try:
+    """The nearest names, to suggest: those of neighbours at the same place, else known ones."""
+    parent, there = name.rpartition("/")[0], list[str]()
+    with suppress(FetchError):
         there = [join_path(parent, folder) for folder in location.folders(parent)]
-    except FetchError:
-        there = []
-    stem = last.rpartition("-v")[0]
-    near = [one for one in there if is_id(one) and one.rpartition("/")[2].rpartition("-v")[0] == stem]
-    near = near or difflib.get_close_matches(name, there, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(name, there, n=3, cutoff=0.6)
     near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.85)
-    return f"did you mean {', '.join(f'minari/{one}' for one in near[:3])}?" if near else ""
+    return f"did you mean {', '.join(f'minari/{one}' for one in near)}?" if near else ""
 
 
 # -- what remotes hold -------------------------------------------------------------------------------------------------
 
 
 def _datasets_at(location: Location) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
-    """Name, metadata object and size of every dataset."""
+    """Name, metadata object and size of every dataset: of all files at once where the place lists them so, else folder by
+    folder, which says no size for a folder per episode."""
     whole = getattr(location, "tree", None)
-    if whole is None:
-        yield from _search(location)
-        return
-    for repository in location.folders():
-        files: dict[str, list[tuple[str, RemoteObject]]] = {}
-        for path, item in whole(repository):
-            name, marker, inside = path.partition("/data/")
-            if marker and is_id(name):
-                files.setdefault(name, []).append((inside, item))
-        for name, items in files.items():
-            described = next((item for inside, item in items if inside == METADATA), None)
-            yield name, described, sum(item.size or 0 for _, item in items)
-
-
-def _search(location: Location) -> Iterator[tuple[str, RemoteObject | None, int | None]]:
-    """The same folder by folder, where a place cannot list all at once."""
-    for folder, _, names in location.walk(deepest=_DEEPEST_REMOTE):
+    found: dict[str, dict[str, RemoteObject]] = {}
+    for path, item in (one for repository in location.folders() for one in whole(repository)) if whole else ():
+        name, marker, inside = path.partition("/data/")
+        if marker and is_id(name):
+            found.setdefault(name, {})[inside] = item
+    for folder, _, names in () if whole else location.walk(deepest=_DEEPEST_REMOTE):
         if "data" in names and is_id(folder):
-            items = location.list(join_path(folder, "data"))
-            described = next((item for item in items if item.name == METADATA), None)
-            whole = all(item.size is not None for item in items) and any(item.name.endswith(".hdf5") for item in items)
-            yield folder, described, sum(item.size or 0 for item in items) if whole else None
+            found[folder] = {item.name: item for item in location.list(join_path(folder, "data"))}
             names.clear()
         names[:] = [name for name in names if not name.startswith(".")]
+    for name, items in found.items():
+        sizes = [item.size for item in items.values()]
+        is_whole = None not in sizes and (whole or any(inside.endswith(".hdf5") for inside in items))
+        yield name, items.get(METADATA), sum(size or 0 for size in sizes) if is_whole else None
 
 
 def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
-    if item is None or (item.size or 0) > _LARGEST_PARSED:
+    if item is None or (item.size or 0) > _LARGEST_LISTED:
         return RemoteDataset(name, bytes=size)
-    from .metadata import parse_metadata  # here, since it needs numpy: a stored listing is read without it
-
     try:
-        metadata = parse_metadata(read_all(location, item, limit_bytes=_LARGEST_PARSED), item.url)
-    except (CorruptSourceError, ObjectNotFoundError, ValueError):
-        return RemoteDataset(name, bytes=size)  # one bad entry must not hide the others
-    return RemoteDataset(name, metadata.episodes, metadata.steps, size)
+        stated = json.loads(read_all(location, item, limit_bytes=_LARGEST_LISTED))
+        counts = [int(stated[key]) for key in ("total_episodes", "total_steps")]
+    except (CorruptSourceError, ObjectNotFoundError, ValueError, TypeError, LookupError):
+        return RemoteDataset(name, bytes=size)
+    return RemoteDataset(name, *counts, size)
