@@ -59,9 +59,18 @@ def head_names(path: Path) -> dict[str, str]:
                     look(item, f"{prefix}{name}/")
         found.update((prefix + name, "") for name in attributes(group))
 
-    with damage_reported(path.name), h5py.File(path, "r", locking=False) as file:
+    with open_file(path, path.name) as file:
         look(file["/"], "")
     return found
+
+
+@contextmanager
+def open_file(path: Path, name: str, **how: Any) -> Iterator[h5py.File]:
+    """The file, open for reading; HDF5's errors become a CorruptSourceError that calls it ``name``."""
+    import h5py
+
+    with damage_reported(name), h5py.File(path, "r", locking=False, **how) as file:
+        yield file
 
 
 @contextmanager
@@ -208,7 +217,7 @@ class ChunkedRows:
     Without a ``pool`` they are unpacked when they are asked for. The dataset is one that `check_storage` passed.
     """
 
-    def __init__(self, dataset: h5py.Dataset, pool: Executor | None, ahead: int, name: str) -> None:
+    def __init__(self, dataset: h5py.Dataset, name: str, pool: Executor | None = None, ahead: int = 0) -> None:
         self._dataset, self._pool, self._name = dataset, pool, name
         self._filters = _filters_unpacked_here(dataset.id)
         chunk = math.prod(dataset.chunks) * dataset.dtype.itemsize if self._filters else 0
@@ -235,6 +244,10 @@ class ChunkedRows:
         for strip in [strip for strip in self._strips if (strip + 1) * size <= high]:
             del self._strips[strip]
         return plain_bools(out)
+
+    def all(self) -> np.ndarray:
+        """All rows."""
+        return self.read(0, len(self._dataset)) if len(self._dataset) else self._dataset[:]
 
     def blocks(self, low: int, high: int) -> Iterator[np.ndarray]:
         """The same rows in blocks of some megabytes. Raises CorruptSourceError, also for damage that HDF5 finds."""

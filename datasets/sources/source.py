@@ -282,6 +282,17 @@ def files_below(location: Location, folder: str, *suffixes: str) -> list[FoundFi
     return sorted(((path, item) for path, item in found if path.endswith(suffixes)), key=lambda one: one[0])
 
 
+def files_in(location: Location, *suffixes: str, deep: bool = False) -> list[FoundFile]:
+    """The files with one of these suffixes at the top, or all `files_below` it. Raises ObjectNotFoundError where there are
+    none."""
+    found = files_below(location, "", *suffixes) if deep else [(item.name, item) for item in location.list()]
+    found = [(path, item) for path, item in found if path.endswith(suffixes)]
+    if not found:
+        message = f"{location.url} holds no {' and no '.join(suffixes)} files"
+        raise ObjectNotFoundError(message, hint="give a file, or the folder that holds the files of one dataset")
+    return found
+
+
 def _search(location: Location, folder: str) -> Iterator[FoundFile]:
     for here, objects, names in location.walk(folder):
         yield from ((join_path(here, item.name), item) for item in objects)

@@ -14,74 +14,51 @@ refused before anything is read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....errors import CorruptSourceError
+from ....errors import CorruptSourceError, SchemaError
 from ....storage.leaf import DTYPES
-from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, damage_reported
+from ....storage.schema import clean_keys
+from ...formats.hdf5 import ChunkedRows, arrays_below, attributes, check_storage, open_file
 from ...formats.limits import LARGEST_ROW, check_row_bytes, check_rows
-from ...ingest.trajectories import to_flags
+from ...ingest.spaces import TakenKeys
+from ...ingest.trajectories import Column, to_flags
 
 if TYPE_CHECKING:
     import h5py
 
-
-REQUIRED = ("observations", "actions", "rewards", "terminals")
-OPTIONAL = ("timeouts", "next_observations")
 #: One number a step.
-SCALARS = ("rewards", "terminals", "timeouts")
+_SCALARS = ("rewards", "terminals", "timeouts")
+_REQUIRED = ("observations", "actions", "rewards", "terminals")
+_MAIN = (*_REQUIRED, "timeouts", "next_observations")
+#: The leaves of those that become some.
+_KEYS = {"observations": "observation", "actions": "action"}
 
 #: Metadata of up to this many values, and bytes, are kept.
 _FEW, _LONGEST_TEXT, _LARGEST_METADATA = 64, 4096, 1 << 20
 #: Chunks that two blocks share are unpacked once.
-_CHUNK_CACHE = 16 << 20
+CACHE: dict[str, Any] = {"rdcc_nbytes": 16 << 20, "rdcc_w0": 0.0}
 #: Rows to train a dictionary on, in runs spread over the file: chunks are unpacked whole.
 _SAMPLE_ROWS, _SAMPLE_RUNS, _SAMPLE_BYTES = 3000, 16, 64 << 20
 
 
-@dataclass(frozen=True)
-class Array:
-    """A per-step array: its path in the file, dtype (in native byte order) and row shape."""
-
-    path: str
-    dtype: np.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def row_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-
 @dataclass
 class FileContents:
-    """What a file holds. ``infos`` are all per-step arrays that have no meaning of their own here."""
+    """What a file holds. ``columns``: what its per-step arrays become, by their paths; of those with another use there are
+    ``rewards``, the dtype of the rewards, and whether it has the ``timeouts`` and the successor of every row (``has_next``)."""
 
     rows: int
-    arrays: dict[str, Array]
-    infos: list[Array]
+    rewards: str
+    timeouts: bool
+    has_next: bool
+    columns: dict[str, Column] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     #: Paths of arrays that are not taken, and why.
     left_out: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def has_next(self) -> bool:
-        """Whether it states the successor of every row."""
-        return "next_observations" in self.arrays
-
-
-@contextmanager
-def open_file(path: Path, name: str) -> Iterator[h5py.File]:
-    """The file, open for reading; HDF5's errors become a CorruptSourceError that calls it ``name``."""
-    import h5py
-
-    with damage_reported(name), h5py.File(path, "r", locking=False, rdcc_nbytes=_CHUNK_CACHE, rdcc_w0=0.0) as file:
-        yield file
 
 
 def survey(file: h5py.File, name: str) -> FileContents:
@@ -90,7 +67,7 @@ def survey(file: h5py.File, name: str) -> FileContents:
     Raises CorruptSourceError for arrays that are missing, have the wrong length, dtype or shape, or point outside the file.
     """
     found, size = dict(arrays_below(file, name)), file.id.get_filesize()
-    missing = [key for key in REQUIRED if key not in found]
+    missing = [key for key in _REQUIRED if key not in found]
     if missing:
         message = f"{name} is not a D4RL file: it has no {', '.join(missing)}"
         there = ", ".join(sorted(found)[:12]) or "nothing"
@@ -98,45 +75,50 @@ def survey(file: h5py.File, name: str) -> FileContents:
     stored = sum(check_storage(one.id, f"{name}: {path}", least=1 << 16, size=size) for path, one in found.items())
     if stored > size:
         raise CorruptSourceError(f"{name}: its arrays claim {stored} bytes of a file that has {size}")
-    rows = check_rows(found["observations"].shape[0], size, name) if found["observations"].shape else 0
+    here, after = found["observations"], found.get("next_observations")
+    rows = check_rows(here.shape[0], size, name) if here.shape else 0
     if rows < 1:
         raise CorruptSourceError(f"{name} holds no rows")
-    main = [key for key in (*REQUIRED, *OPTIONAL) if key in found]
-    contents = FileContents(rows, {key: _main_array(found.pop(key), key, rows, name) for key in main}, [])
-    here, after = contents.arrays["observations"], contents.arrays.get("next_observations")
     if after is not None and (here.shape, here.dtype) != (after.shape, after.dtype):
         message = f"{name}: next_observations are {after.dtype} {after.shape}, observations {here.dtype} {here.shape}"
         raise CorruptSourceError(message)
-    for path, dataset in found.items():
+    contents = FileContents(rows, found["rewards"].dtype.name, "timeouts" in found, after is not None)
+    taken, row_bytes = TakenKeys(()), 0
+    for path in sorted(found, key=lambda path: _MAIN.index(path) if path in _MAIN else len(_MAIN)):
+        dataset, key = found[path], _KEYS.get(path, "")
         if f"{path}/".startswith("metadata/"):
             contents.metadata[path.removeprefix("metadata/")] = _metadata(dataset)
-        elif why := _why_not(dataset, rows):
+            continue
+        why, shape = _why_not(dataset, rows), tuple(dataset.shape or ())[1:]
+        if path in _SCALARS and shape not in ((), (1,)):
+            why = f"its shape is {dataset.shape}, not one number a row"
+        if why and path in _MAIN:
+            raise CorruptSourceError(f"{name}: {path} cannot be used: {why}")
+        if not why and path not in _MAIN:
+            key = _info_key(path, name)
+            why = f"its key {key} is taken" if key in taken else ""
+        if why:
             contents.left_out[path] = why
-        else:
-            contents.infos.append(_array(dataset))
-    check_row_bytes(sum(one.row_bytes for one in (*contents.arrays.values(), *contents.infos)), name)
+            continue
+        row_bytes += dataset.nbytes // rows
+        if key:
+            taken.add(key)
+            is_state = path == "observations"
+            shape = shape or (1,) * is_state  # TED wants a dimension for a single number
+            dtype = dataset.dtype.newbyteorder("=").name
+            contents.columns[path] = Column(key, dtype, shape, "state" if is_state else "step")
+    check_row_bytes(row_bytes, name)
     contents.metadata |= {f"attributes/{key}": _plain(np.asarray(value)) for key, value in attributes(file).items()}
     return contents
 
 
 def read_flags(file: h5py.File, name: str, key: str) -> np.ndarray:
     """One flag per row, bool ``[N]``, from any stored dtype. Raises CorruptSourceError for other values than 0 and 1."""
-    return to_flags(ChunkedRows(file[key], None, 0, name).read(0, len(file[key])), f"{name}: {key}")
+    return to_flags(ChunkedRows(file[key], name).all(), f"{name}: {key}")
 
 
-def _main_array(dataset: h5py.Dataset, key: str, rows: int, name: str) -> Array:
-    if why := _why_not(dataset, rows):
-        raise CorruptSourceError(f"{name}: {key} cannot be used: {why}")
-    array = _array(dataset)
-    if key in SCALARS and array.shape not in ((), (1,)):
-        raise CorruptSourceError(f"{name}: {key} has shape {dataset.shape}, not one number a row")
-    if key.endswith("observations") and not array.shape:
-        return replace(array, shape=(1,))  # TED wants a dimension for a single number
-    return array
-
-
-def _why_not(dataset: h5py.Dataset, rows: int) -> str | None:
-    """Why a dataset is not a per-step array of numbers; None when it is one."""
+def _why_not(dataset: h5py.Dataset, rows: int) -> str:
+    """Why a dataset is not a per-step array of numbers; empty when it is one."""
     shape = dataset.shape
     if not shape or shape[0] != rows:
         return f"its shape is {shape}, not one row a step"
@@ -144,13 +126,17 @@ def _why_not(dataset: h5py.Dataset, rows: int) -> str | None:
         return f"its dtype is {dataset.dtype}"
     if 0 in shape:
         return f"its shape {shape} is empty"
-    if dataset.nbytes // rows > LARGEST_ROW:
-        return f"one row has {dataset.nbytes // rows} bytes"
-    return None
+    size = dataset.nbytes // rows
+    return f"one row has {size} bytes" if size > LARGEST_ROW else ""
 
 
-def _array(dataset: h5py.Dataset) -> Array:
-    return Array(dataset.name.lstrip("/"), dataset.dtype.newbyteorder("="), tuple(dataset.shape[1:]))
+def _info_key(path: str, name: str) -> str:
+    """The key of an array without a meaning of its own: ``infos/qpos`` -> ``info/qpos``, ``infos`` -> ``info/infos``."""
+    wanted = "info/" + path.removeprefix("infos/")
+    try:
+        return clean_keys([wanted])[wanted]
+    except SchemaError as error:
+        raise CorruptSourceError(f"{name}: {path}: {error.message}") from error
 
 
 def _metadata(dataset: h5py.Dataset) -> Any:
@@ -172,11 +158,11 @@ def _plain(values: np.ndarray) -> Any:
 def sample(path: Path, name: str, rows: int) -> np.ndarray:
     """Observations spread over the file, uint8 ``[n, row_bytes]``, to train a dictionary on."""
     blocks = []
-    with open_file(path, name) as file:
+    with open_file(path, name, **CACHE) as file:
         observations = file["observations"]
         most = max(1, min(_SAMPLE_ROWS, rows, _SAMPLE_BYTES // (observations.nbytes // rows)))
         count = max(1, most // _SAMPLE_RUNS)
-        chunked = ChunkedRows(observations, None, 0, name)
+        chunked = ChunkedRows(observations, name)
         for low in np.unique(np.linspace(0, rows - count, min(_SAMPLE_RUNS, most)).astype(int)).tolist():
             block = np.ascontiguousarray(chunked.read(low, low + count))
             block = block.astype(block.dtype.newbyteorder("<"), copy=False)

@@ -15,17 +15,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ....errors import ChecksumError, CorruptSourceError, SchemaError, UsageError
+from ....errors import ChecksumError, CorruptSourceError, UsageError
 from ....storage.episodes import EpisodeTable
-from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject
+from ...formats.hdf5 import open_file
 from ...ingest.estimate import bytes_of_state, expect_rows
 from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject, count_notes, name_left_out
-from ...ingest.spaces import TakenKeys
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
 from ...ingest.unit import Facts, Part
 from ...ingest.whole_file import ACCEPT, WholeFileReader
-from .file import FileContents, open_file, read_flags, sample, survey
+from .file import CACHE, FileContents, read_flags, sample, survey
 from .registry import RegistryEntry, family_of
 from .rows import INNER, FileUnit, count_jumps
 
@@ -75,12 +74,11 @@ By = Literal["timeouts", "terminals", "both", "horizon"]
 
 @dataclass(frozen=True)
 class Found:
-    """What a file holds, what ends its episodes, what becomes of its rows, and the leaves of its other arrays by path."""
+    """What a file holds, what ends its episodes, and what becomes of its rows."""
 
     contents: FileContents
     by: By
     transitions: TransitionRows
-    keys: dict[str, str]
 
 
 class D4rlReader(WholeFileReader):
@@ -121,10 +119,10 @@ class D4rlReader(WholeFileReader):
     def read_head(self, path: Path) -> Found:
         """What the file holds decides the leaves. Raises CorruptSourceError, UsageError."""
         name = self.item.url
-        with open_file(path, name) as file:
+        with open_file(path, name, **CACHE) as file:
             contents = survey(file, name)
             terminals = read_flags(file, name, "terminals")
-            timeouts = read_flags(file, name, "timeouts") if "timeouts" in contents.arrays else None
+            timeouts = read_flags(file, name, "timeouts") if contents.timeouts else None
             flags = EndFlags(terminals, timeouts, self.family.terminals_end, self.horizon)
             by = choose_ends(self._asked, flags, name)
             ends, by_clock = _ends(by, flags)
@@ -132,24 +130,15 @@ class D4rlReader(WholeFileReader):
             transitions = resolve_transitions(ends, terminals, by_clock, **how)
             if not transitions.steps:
                 raise CorruptSourceError(f"{name} holds no step whose successor is known")
-            jump, jumps, shape = self.family.jump, 0, contents.arrays["observations"].shape
-            if jump is not None and len(shape) == 1 and shape[0] >= 2:
-                jumps = count_jumps(file, name, transitions.end, jump)
+            jump, shape = self.family.jump, contents.columns["observations"].shape
+            is_position = jump is not None and len(shape) == 1 and shape[0] >= 2
+            jumps = count_jumps(file, name, transitions.end, jump) if is_position else 0
         transitions.counts |= {"position_jumps": jumps, "longest_trajectory": longest(transitions.end)}
-        return Found(contents, by, transitions, _info_keys(contents, name))
+        return Found(contents, by, transitions)
 
     def take_head(self, found: Found) -> None:
-        self._found, contents = found, found.contents
-        every = {**contents.arrays, **{array.path: array for array in contents.infos}}
-        self._names = {
-            "observation": "observations",
-            "action": "actions",
-            **{key: path for path, key in found.keys.items()},
-        }
-        columns = [
-            Column(key, every[path].dtype.name, every[path].shape, "state" if key == "observation" else "step")
-            for key, path in self._names.items()
-        ]
+        self._found, columns = found, [*found.contents.columns.values()]
+        self._names = {column.key: path for path, column in found.contents.columns.items()}
         if (found.transitions.inner & found.transitions.keep).any():
             columns.append(Column(INNER, "bool", (1,), "step"))
             self._names[INNER] = INNER
@@ -175,7 +164,7 @@ class D4rlReader(WholeFileReader):
     def units(self, lead: Part | None) -> list[FileUnit]:
         found, stat = self.found, self.path.stat()
         identity = json.dumps([stat.st_size, stat.st_mtime_ns, self._options()])
-        how = (self.path, found.contents, found.transitions, self.columns, self._names)
+        how = (self.path, found.contents.has_next, found.transitions, self.columns, self._names)
         return [FileUnit(0, self.item.url, found.transitions.steps, identity, *how)]
 
     def sample_rows(self) -> np.ndarray:
@@ -218,7 +207,7 @@ class D4rlReader(WholeFileReader):
             "family": entry.family if entry else None,
             "reference_scores": [entry.low, entry.high] if entry and entry.low is not None else None,
             "options": self._options(),
-            "keys": {key: path for path, key in self.found.keys.items()},
+            "keys": {one.key: path for path, one in self.found.contents.columns.items() if one.key.startswith("info/")},
             "left_out": self.found.contents.left_out,
             "metadata": self.found.contents.metadata,
         }
@@ -246,7 +235,7 @@ class D4rlReader(WholeFileReader):
         yield from count_notes(_COUNTED, counts)
         if horizon and counts["longest_trajectory"] > horizon + 1:
             yield f"The longest trajectory has {counts['longest_trajectory']} rows, more than the horizon of {horizon}."
-        stored = self.found.contents.arrays["rewards"].dtype.name
+        stored = self.found.contents.rewards
         if stored != "float32":
             yield f"Rewards were {stored} and are float32; all other values are as in the file."
         if entry and entry.sha256 and self.sha256 not in ("", entry.sha256):
@@ -261,26 +250,6 @@ class D4rlReader(WholeFileReader):
             return
         message = f"{self.item.url} is not the file that is known: its sha256 is {self.sha256}, not {known}"
         raise ChecksumError(message, hint=ACCEPT)
-
-
-def _info_keys(contents: FileContents, name: str) -> dict[str, str]:
-    """The key of each of the other per-step arrays: ``infos/qpos`` -> ``info/qpos``, ``infos`` -> ``info/infos``.
-
-    Of arrays whose keys collide, only the first is kept.
-    """
-    keys, taken = dict[str, str](), TakenKeys(())
-    for array in contents.infos:
-        wanted = "info/" + array.path.removeprefix("infos/")
-        try:
-            key = clean_keys([wanted])[wanted]
-        except SchemaError as error:
-            raise CorruptSourceError(f"{name}: {array.path}: {error.message}") from error
-        if key in taken:
-            contents.left_out[array.path] = f"its key {key} is taken"
-            continue
-        taken.add(key)
-        keys[array.path] = key
-    return keys
 
 
 # -- what ends an episode ------------------------------------------------------------------------------------------------

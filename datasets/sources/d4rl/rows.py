@@ -13,13 +13,13 @@ import h5py
 import numpy as np
 
 from ....storage.checksums import hash_file
-from ...formats.hdf5 import ChunkedRows
+from ...formats.hdf5 import ChunkedRows, open_file
 from ...ingest.block import Block
 from ...ingest.trajectories import Column, TransitionRows
 from ...ingest.transition_blocks import TransitionTable
 from ...ingest.unit import Unit
 from ...workers.task import usable_cpus
-from .file import FileContents, open_file
+from .file import CACHE
 
 #: The leaf for terminals that do not end a trajectory.
 INNER = "next/terminal"
@@ -31,22 +31,23 @@ _BLOCK_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class FileUnit(Unit):
-    """All rows of a file; ``name`` is its URL, ``names`` are its arrays by the keys of the ``columns``."""
+    """All rows of a file; ``name`` is its URL, ``names`` are its arrays by the keys of the ``columns``. ``has_next``: it states
+    the successor of every row."""
 
     path: Path
-    contents: FileContents
+    has_next: bool
     transitions: TransitionRows
     columns: Sequence[Column]
     names: Mapping[str, str]
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        contents, transitions, done = self.contents, self.transitions, 0
+        transitions, done = self.transitions, 0
         pool = ThreadPoolExecutor(min(_THREADS, usable_cpus()) + 1, "rbdata-d4rl")
         try:
             hashed = pool.submit(hash_file, self.path, hashlib.sha256(usedforsecurity=False))
-            with open_file(self.path, self.name) as file:
+            with open_file(self.path, self.name, **CACHE) as file:
                 read = _Arrays(file, pool, self.name, transitions).read
-                successors = {"observation": "next_observations"} if contents.has_next else {}
+                successors = {"observation": "next_observations"} if self.has_next else {}
                 table = TransitionTable(self.name, read, self.names, successors, "rewards")
                 counts = {"seams": 0, "rounded_successors": 0, "rows_not_finite": 0}
                 for values, rewards, bits in table.blocks(self.columns, transitions, _BLOCK_ROWS):
@@ -78,7 +79,7 @@ class _Arrays:
         if path == INNER:
             return self._inner[low:high]
         if path not in self._open:
-            self._open[path] = ChunkedRows(self._file[path], self._pool, high - low, self._name)
+            self._open[path] = ChunkedRows(self._file[path], self._name, self._pool, high - low)
         kept = self._last.get(path)
         if kept is None or kept[:2] != (low, high):
             kept = self._last[path] = low, high, self._open[path].read(low, high)
@@ -87,7 +88,7 @@ class _Arrays:
 
 def count_jumps(file: h5py.File, name: str, end: np.ndarray, most: float) -> int:
     """Steps inside trajectories, which ``end`` there, in which the first two observations, the position, change by more."""
-    observations, jumps = ChunkedRows(file["observations"], None, 0, name), 0
+    observations, jumps = ChunkedRows(file["observations"], name), 0
     for low in range(0, len(end) - 1, _BLOCK_ROWS):
         high = min(low + _BLOCK_ROWS, len(end) - 1)
         position = observations.read(low, high + 1)[:, :2]

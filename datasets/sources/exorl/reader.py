@@ -51,7 +51,7 @@ _EPISODE = re.compile(r"(?:.*/)?episode_(\d{1,18})_\d+\.npz")
 _NEEDED = ("observation", "action", "reward", "discount")
 
 
-class ExorlJob(EpisodeFiles):
+class ExorlReader(EpisodeFiles):
     """The archive is one unit."""
 
     source, converter = "exorl", "exorl 1"
@@ -66,19 +66,24 @@ class ExorlJob(EpisodeFiles):
 
 
 @dataclass(frozen=True)
-class ExorlReader(EpisodeReader):
-    """Reads one zip, its episodes by their number. ``task`` (None: as stored) is that of the rewards, see `TASKS`."""
+class ExorlEpisodes(EpisodeReader):
+    """Reads a zip, its episodes by their number, or one of the files that were in it. ``task`` (None: as stored) is that of the
+    rewards, see `TASKS`."""
 
     domain: str | None = None
     task: str | None = None
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
+        if episode_number(raw.name) is not None:
+            with NpzArchive(raw.file, raw.name) as episode:
+                yield self._episode(episode, raw)
+            return
         with ZipArchive(raw.file, raw.name) as archive:
-            numbered = [(int(match[1]), name) for name in archive.members if (match := _EPISODE.fullmatch(name))]
-            if not numbered:
+            names = [name for name in archive.members if episode_number(name) is not None]
+            if not names:
                 message = f"{raw.name} holds no episodes: files called episode_<number>_<length>.npz"
                 raise CorruptSourceError(message, hint=f"it holds {', '.join(list(archive.members)[:12]) or 'nothing'}")
-            for _, name in sorted(numbered):
+            for name in sorted(names, key=lambda name: (episode_number(name), name)):
                 with NpzArchive(archive.read(name), f"{raw.name}: {name}") as episode:
                     yield self._episode(episode, raw)
 
@@ -95,7 +100,7 @@ class ExorlReader(EpisodeReader):
         if self.task in names:
             rewards = columns[:, names.index(self.task)]
         elif self.task is not None:
-            rewards = task_rewards(self.task, physics, action, archive.name)
+            rewards = task_rewards(self.domain or "", self.task, physics, action, archive.name)
             raw.counts["recomputed_rewards"] += rows - 1
         else:
             rewards = columns[:, 0]
@@ -108,14 +113,6 @@ class ExorlReader(EpisodeReader):
         return dm_env_episode(states, action, rewards, discount, raw.counts, archive.name, steps=steps)
 
 
-class ExorlFileReader(ExorlReader):
-    """The same for the files of an archive that was unpacked: one is an episode."""
-
-    def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        with NpzArchive(raw.file, raw.name) as episode:
-            yield self._episode(episode, raw)
-
-
 def episode_number(path: str) -> int | None:
     """The number of an episode by the path of its file; None for other files."""
     match = _EPISODE.fullmatch(path)
@@ -125,18 +122,22 @@ def episode_number(path: str) -> int | None:
 # -- rewards of tasks ----------------------------------------------------------------------------------------------------
 
 
-def domain_of(task: str) -> str:
-    """The domain of a task whose rewards can be computed. Raises UsageError for another one."""
+def domain_of(task: str, name: str | None = None) -> str:
+    """The domain of a task, which must be that of the dataset where it has a ``name``.
+
+    Raises UsageError for a task whose rewards cannot be computed, MissingExtraError where dm_control is missing for it.
+    """
     domains = {f"{domain}_{one}": domain for domain, tasks in TASKS.items() for one in tasks}
     if task not in domains:
         raise UsageError(f"{task!r} is not a task whose rewards can be computed", hint=f"tasks: {', '.join(domains)}")
-    return domains[task]
-
-
-def check_task(task: str) -> None:
-    """Raise MissingExtraError where rewards of a task cannot be computed because dm_control is missing."""
-    if domain_of(task) != MAZE:
-        _environment(task)
+    domain = name.partition("/")[0] if name else domains[task]
+    if domain != domains[task]:
+        others = [one for one, of in domains.items() if of == domain]
+        hint = f"tasks of {domain}: {', '.join(others)}" if others else f"rewards of {domain} cannot be computed"
+        raise UsageError(f"{task} is not a task of {domain}", hint=hint)
+    if domain != MAZE:
+        _environment(domain, task)
+    return domain
 
 
 def _column_names(domain: str | None, columns: int) -> Sequence[str]:
@@ -149,18 +150,15 @@ def _column_names(domain: str | None, columns: int) -> Sequence[str]:
     return [str(number) for number in range(columns)]
 
 
-def task_rewards(task: str, physics: np.ndarray | None, action: np.ndarray, where: str) -> np.ndarray:
+def task_rewards(domain: str, task: str, physics: np.ndarray | None, action: np.ndarray, where: str) -> np.ndarray:
     """The rewards of rows, float32 ``[T + 1]``, by ``physics`` ``[T + 1, p]`` and ``action`` ``[T + 1, m]``.
 
     Raises CorruptSourceError where the states are not those of the task's domain.
     """
-    if physics is None:
-        raise CorruptSourceError(
-            f"{where} has no physics, from which rewards could be computed", hint="leave out --task"
-        )
-    if domain_of(task) == MAZE:
-        raise CorruptSourceError(f"{where} has no column of rewards for {task}", hint="leave out --task")
-    environment = _environment(task)
+    if physics is None or domain == MAZE:
+        lacks = "no physics, from which rewards could be computed" if physics is None else f"no rewards of {task}"
+        raise CorruptSourceError(f"{where} has {lacks}", hint="leave out --task")
+    environment = _environment(domain, task)
     model = environment.physics
     if physics.shape[1:] != model.state().shape or action.shape[1:] != model.control().shape:
         shapes = f"physics {list(physics.shape[1:])} and action {list(action.shape[1:])}"
@@ -179,8 +177,8 @@ def task_rewards(task: str, physics: np.ndarray | None, action: np.ndarray, wher
 
 
 @lru_cache(maxsize=1)
-def _environment(task: str) -> Any:
-    domain = domain_of(task)
+def _environment(domain: str, task: str) -> Any:
+    hint = "install versions that fit together: pip install 'rbdata[dm_control]' 'mujoco<4'"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about missing displays
@@ -191,9 +189,6 @@ def _environment(task: str) -> Any:
             return environment
     except ImportError as error:
         message = f"rewards of {task} are computed with dm_control, which cannot be imported: {reason(error)}"
-        raise MissingExtraError(message, hint="pip install 'rbdata[dm_control]' 'mujoco<4'") from error
+        raise MissingExtraError(message, hint=hint) from error
     except Exception as error:
-        message = f"dm_control cannot make {task}: {reason(error)}"
-        raise RbdataError(
-            message, hint="install versions that fit together: pip install 'rbdata[dm_control]' 'mujoco<4'"
-        ) from error
+        raise RbdataError(f"dm_control cannot make {task}: {reason(error)}", hint=hint) from error

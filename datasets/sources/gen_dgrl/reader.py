@@ -22,7 +22,6 @@ import lzma
 import re
 import tarfile
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -47,7 +46,7 @@ _XZ, _ZIP = b"\xfd7zXZ\0", b"PK\x03\x04"
 _ROUNDING = 0.02
 
 
-class GenDgrlJob(EpisodeFiles):
+class GenDgrlReader(EpisodeFiles):
     """The archive is one unit."""
 
     source, converter = "gen_dgrl", "gen_dgrl 1"
@@ -69,7 +68,7 @@ class GenDgrlJob(EpisodeFiles):
 
 
 @dataclass(frozen=True)
-class GenDgrlReader(EpisodeReader):
+class GenDgrlEpisodes(EpisodeReader):
     """``limits``: the time limit of each game there is. ``game``: the game whose episodes are read from an archive of all
     games; None: the archive holds one game."""
 
@@ -80,24 +79,28 @@ class GenDgrlReader(EpisodeReader):
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         assert raw.stream is not None
+        tar = StreamFile(_unpacked(raw.stream, raw.name))
+        try:
+            with tarfile.open(fileobj=tar, mode="r|", bufsize=1 << 20) as archive:
+                yield from self._episodes(archive, raw)
+        except tarfile.TarError as error:
+            raise CorruptSourceError(f"{raw.name} is a damaged archive: {error}", hint=REFETCH) from error
+
+    def _episodes(self, archive: tarfile.TarFile, raw: RawInput) -> Iterator[Episode]:
         found: str | None = None
-        with _opened(raw.stream, raw.name) as archive:
-            for member in _files(archive, raw.name):
-                match = _NAME.fullmatch(member.name)
-                if match is None:
-                    raw.counts["other_files"] += 1
-                    continue
-                game = game_of(member.name, self.limits)
-                if self.game is None:
-                    found = found or game
-                    if game is None or game != found:
-                        one, other = game or "an unknown game", found or "a known one"
-                        message = f"{raw.name}: {member.name} is of {one}, not of {other}"
-                        raise CorruptSourceError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
-                elif game not in (None, self.game):
-                    continue
-                limit, file = self.limits[self.game or game or ""], archive.extractfile(member)
-                yield self._episode(file, member.size, match, limit, raw, f"{raw.name}: {member.name}")
+        for member in _files(archive, raw.name):
+            if (match := _NAME.fullmatch(member.name)) is None:
+                raw.counts["other_files"] += 1
+                continue
+            game = game_of(member.name, self.limits)
+            found = self.game or found or game
+            if self.game is None and (game is None or game != found):
+                one, other = game or "an unknown game", found or "a known one"
+                message = f"{raw.name}: {member.name} is of {one}, not of {other}"
+                raise CorruptSourceError(message, hint="name the dataset with --dataset, such as chaser-1M_E")
+            if game in (None, found):
+                file, where = archive.extractfile(member), f"{raw.name}: {member.name}"
+                yield self._episode(file, member.size, match, self.limits[found or ""], raw, where)
 
     def _episode(self, file: Any, size: int, match: re.Match[str], limit: int, raw: RawInput, where: str) -> Episode:
         arrays = _check(_arrays(file, size, where), where)
@@ -121,7 +124,7 @@ class GenDgrlReader(EpisodeReader):
         return Episode(states, columns, rewards[:steps], done and not by_clock, by_clock, is_blank)
 
 
-class GenDgrlFileReader(GenDgrlReader):
+class GenDgrlEpisode(GenDgrlEpisodes):
     """The same for the files of an archive that was unpacked: one is an episode of ``game``."""
 
     whole: ClassVar[bool] = True
@@ -162,15 +165,6 @@ def _unpacked(stream: Iterator[bytes], name: str) -> Iterator[bytes]:
         raise CorruptSourceError(f"{name} is damaged: {error}", hint=REFETCH) from error
 
 
-@contextmanager
-def _opened(stream: Iterator[bytes], name: str) -> Iterator[tarfile.TarFile]:
-    try:
-        with tarfile.open(fileobj=StreamFile(_unpacked(stream, name)), mode="r|", bufsize=1 << 20) as archive:
-            yield archive
-    except tarfile.TarError as error:
-        raise CorruptSourceError(f"{name} is a damaged archive: {error}", hint=REFETCH) from error
-
-
 def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
     """The files of an archive. Raises CorruptSourceError for anything but files and folders, for names that lead out of the
     archive, and where it has no end."""
@@ -193,11 +187,10 @@ def _files(archive: tarfile.TarFile, name: str) -> Iterator[tarfile.TarInfo]:
 
 def _arrays(file: Any, size: int, where: str) -> dict[str, np.ndarray]:
     """The arrays of a file by name; those of an ``.npz`` have observations of uint8."""
-    if size > _MOST_BYTES:
+    is_packed = file.peek(4)[:4] == _ZIP
+    if size > (_MOST_PACKED if is_packed else _MOST_BYTES):
         raise CorruptSourceError(f"{where} has {size} bytes: too many for one episode")
-    if file.peek(4)[:4] == _ZIP:
-        if size > _MOST_PACKED:
-            raise CorruptSourceError(f"{where} has {size} bytes: too many for one episode")
+    if is_packed:
         return _unzipped(file.read(), where)
     if not read_header(file, where)[2].hasobject:
         raise CorruptSourceError(f"{where} holds one array, not a dictionary of them")

@@ -65,7 +65,7 @@ class GenDgrlSource(Source):
         """An archive, a folder with one, or the folder of a game, unpacked: then episodes are in the order in which they were
         played, since their names begin with the time."""
         from ...ingest.episode_files import group_files
-        from .reader import GenDgrlFileReader, GenDgrlJob, game_of, is_episode
+        from .reader import GenDgrlEpisode, GenDgrlReader, game_of, is_episode
 
         wanted = (self.asked_dataset(options) or "").partition("-")[0]
         files = [(path, item) for path, item in files_below(location, "", ".npy", ".npz") if is_episode(path)]
@@ -73,16 +73,20 @@ class GenDgrlSource(Source):
             item = only_object(location, "tar", ".tar.xz", ".tar")
             game = wanted or item.name.partition(".")[0]
             return _archive(None, game if game in GAMES else None, location, item.name, item, options)
-        games = {path: game_of(f"{location.url}/{path}", GAMES) or wanted for path, _ in files}
-        of = sorted({wanted} if wanted else set(games.values()))
-        files = [(path, item) for path, item in files if [games[path]] == of]
-        if not files or of == [""]:
-            what = f"holds files of {', '.join(of)}, not of one game" if of[-1] else "is not named after a game"
+        of = [game_of(f"{location.url}/{path}", GAMES) or wanted for path, _ in files]
+        game = wanted or of[0]
+        files = [one for one, its in zip(files, of) if its == game]
+        if not files or not game or (not wanted and len(files) < len(of)):
+            what = (
+                f"holds files of {', '.join(sorted(set(of)))}, not of one game"
+                if any(of)
+                else "is not named after a game"
+            )
             message = f"{location.url} {what}"
             raise UsageError(message, hint="give the folder of one game, or name the dataset: --dataset chaser-1M_E")
-        reader = GenDgrlFileReader(LIMITS, of[0], options.unknown_next == "zero")
+        reader = GenDgrlEpisode(LIMITS, game, options.unknown_next == "zero")
         groups = group_files(location, sorted(files, key=lambda one: _when(one[0])))
-        return GenDgrlJob(None, location, groups, reader, options)
+        return GenDgrlReader(None, location, groups, reader, options)
 
 
 def _when(path: str) -> tuple[str, int]:
@@ -103,9 +107,9 @@ def archives(name: str) -> list[str]:
 def _archive(
     name: str | None, game: str | None, location: Location, path: str, item: RemoteObject, options: ConvertOptions
 ) -> Reader:
-    """``game``: see `GenDgrlReader`."""
+    """``game``: see `GenDgrlEpisodes`."""
     from ...ingest.episode_files import file_groups
-    from .reader import GenDgrlJob, GenDgrlReader
+    from .reader import GenDgrlEpisodes, GenDgrlReader
 
-    reader = GenDgrlReader(LIMITS, game, options.unknown_next == "zero")
-    return GenDgrlJob(name, location, file_groups(location, [(path, item)]), reader, options)
+    reader = GenDgrlEpisodes(LIMITS, game, options.unknown_next == "zero")
+    return GenDgrlReader(name, location, file_groups(location, [(path, item)]), reader, options)

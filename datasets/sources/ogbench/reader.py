@@ -64,7 +64,7 @@ _NEAR = 0.04
 Heads = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
 
-class OgbenchJob(EpisodeFiles):
+class OgbenchReader(EpisodeFiles):
     """Each file is a unit, which one worker decodes."""
 
     source, converter = "ogbench", "ogbench 1"
@@ -82,7 +82,7 @@ class OgbenchJob(EpisodeFiles):
             "go on where it is solved ({steps_at_the_goal} of {n} steps)."
         ),
     }
-    reader: OgbenchReader
+    reader: OgbenchEpisodes
 
     def describe(self) -> dict[str, Any]:
         task = {"task": self.reader.task.describe()} if self.reader.task else {}
@@ -90,7 +90,7 @@ class OgbenchJob(EpisodeFiles):
 
 
 @dataclass(frozen=True)
-class OgbenchReader(EpisodeReader):
+class OgbenchEpisodes(EpisodeReader):
     """``task``: whose rewards and masks are computed; without one they are those of the file, or 0. ``known_set``: the name of
     the set that is read, None where it is not known."""
 
@@ -100,67 +100,65 @@ class OgbenchReader(EpisodeReader):
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         with NpzArchive(raw.file, raw.name) as archive:
             heads, task, first = self._heads(archive), self.task, 0
-            ends, is_flagged = _ends(archive, heads)
+            last_rows, is_flagged = _last_rows(archive)
             rewards = np.zeros(heads["terminals"][1][0], np.float32)
             if "rewards" in heads and task is None:
                 rewards = to_rewards(archive.array("rewards"), archive.name, "row")
             left_out = _FLAGS if task is None else {*_FLAGS, "masks"}
             rows = {key: archive.rows(key) for key in heads if key not in left_out}
-            for last in ends.tolist():
+            for last in last_rows:
                 columns: dict[str, Rows] = {}
                 for key, column in rows.items():
                     (dtype, shape), blocks = heads[key], column.blocks(first, last + (key == "observations"))
-                    stored = stored_dtype(dtype, f"{raw.name}: {key}")
-                    columns[_KEYS.get(key, f"info/{key}")] = LazyRows(stored, shape[1:], blocks)
+                    columns[_KEYS.get(key, f"info/{key}")] = LazyRows(
+                        stored_dtype(dtype, f"{raw.name}: {key}"), shape[1:], blocks
+                    )
                 here = rewards[first:last]
                 if task is not None:
-                    needed = {key: _read(columns[f"info/{key}"]) for key in task.keys}
+                    needed = {key: _decoded(columns[f"info/{key}"]) for key in task.keys}
                     here, masks = task.rewards(needed, raw.name)
-                    columns["masks"] = masks
-                    columns |= {f"info/{key}": values for key, values in needed.items()}
+                    columns |= {"masks": masks, **{f"info/{key}": values for key, values in needed.items()}}
                     raw.counts["relabelled_steps"] += last - first
                     raw.counts["steps_at_the_goal"] += int((masks == 0).sum())
                 elif "rewards" not in heads:
                     raw.counts["steps_without_reward"] += last - first
                 states = {"observation": state_rows(columns.pop("observation"))}
-                is_cut = last == ends[-1] and not is_flagged
-                yield Episode(states, columns, here, terminated=False, truncated=not is_cut)
+                truncated = is_flagged or last != last_rows[-1]
+                yield Episode(states, columns, here, terminated=False, truncated=truncated)
                 first = last + 1
             for column in rows.values():
                 column.finish()
 
     def _heads(self, archive: NpzArchive) -> Heads:
         """The arrays of a file, in its order. Raises CorruptSourceError for missing ones, odd names, and unequal lengths."""
-        keys = archive.keys
-        check_keys((*_REQUIRED, *(self.task.keys if self.task else ())), archive.name, keys)
+        keys, name = archive.keys, archive.name
+        check_keys((*_REQUIRED, *(self.task.keys if self.task else ())), name, keys)
         odd = [key for key in keys if not key.isidentifier() or key != key.lower()]
         if odd or len(keys) > 50:
-            message = f"holds {odd[0][:60]!r}" if odd else "holds too many arrays"
-            raise CorruptSourceError(f"{archive.name} {message}")
+            raise CorruptSourceError(f"{name} holds {repr(odd[0][:60]) if odd else 'too many arrays'}")
         heads = {key: archive.head(key) for key in keys}
         shapes = {key: shape for key, (_, shape) in heads.items()}
-        check_lengths(shapes, (*shapes["observations"], 0)[0], archive.name)
-        for key in shapes.keys() & _FLAGS:
-            if shapes[key][1:] not in ((), (1,)):
-                raise CorruptSourceError(
-                    f"{archive.name}: {key} has the shape {list(shapes[key])}, not one number a row"
-                )
+        check_lengths(shapes, (*shapes["observations"], 0)[0], name)
+        wide = [key for key in keys if key in _FLAGS and shapes[key][1:] not in ((), (1,))]
+        if wide:
+            message = f"{name}: {wide[0]} has the shape {list(shapes[wide[0]])}, not one number a row"
+            raise CorruptSourceError(message)
         return heads
 
 
-def _read(rows: Rows) -> np.ndarray:
-    """The rows of an episode, decoded."""
+def _decoded(rows: Rows) -> np.ndarray:
+    """The rows of an episode."""
     assert isinstance(rows, LazyRows)
     return np.concatenate([np.empty((0, *rows.shape), rows.dtype), *rows.blocks]).astype(rows.dtype, copy=False)
 
 
-def _ends(archive: NpzArchive, heads: Heads) -> tuple[np.ndarray, bool]:
-    """The last row of each episode, int64, and whether that of the last one is flagged: otherwise it is cut."""
-    key = "valids" if "valids" in heads else "terminals"
+def _last_rows(archive: NpzArchive) -> tuple[list[int], bool]:
+    """The last row of each episode, and whether that of the last one is flagged: otherwise it is cut."""
+    key = "valids" if "valids" in archive.keys else "terminals"
     flags = to_flags(archive.array(key), f"{archive.name}: {key}") != (key == "valids")
     is_flagged = bool(flags[-1])
     flags[-1] = True
-    return np.flatnonzero(flags), is_flagged
+    return np.flatnonzero(flags).tolist(), is_flagged
 
 
 # -- single tasks -------------------------------------------------------------------------------------------------------

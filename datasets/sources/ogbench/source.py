@@ -142,7 +142,7 @@ class OgbenchSource(Source):
         assert known is not None
         paths = known.files
         files = _numbered(location, known, options) if known.large else [(path, location.stat(path)) for path in paths]
-        return _job(name, known, location, files, options)
+        return _reader(name, known, location, files, options)
 
     def recognises(self, path: Path) -> bool:
         from ...formats.npy import array_names
@@ -167,21 +167,21 @@ class OgbenchSource(Source):
             message = f"{location.url} holds {len(files)} npz files, not those of one dataset"
             raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one dataset")
         known = known or next(iter(stems))
-        return _job(None, known, location, [(item.name, item) for item in files], options)
+        return _reader(None, known, location, [(item.name, item) for item in files], options)
 
 
-def _job(
+def _reader(
     name: str | None, known: SetName | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions
 ) -> Reader:
     """``known`` is the set, None for files of no known one."""
     from ...ingest.episode_files import file_groups
-    from .reader import OgbenchJob, OgbenchReader, single_task
+    from .reader import OgbenchEpisodes, OgbenchReader, single_task
 
     # The number of a file is the one in its name in a set of 100M steps, and its place in any other set.
     matches = [re.fullmatch(r".*-v0-(\d{3})(?:-val)?\.npz", item.name) for _, item in files]
     groups = file_groups(location, files, [int(match[1]) if match else place for place, match in enumerate(matches)])
     task = single_task(known.environment, known.task) if known else None
-    return OgbenchJob(name, location, groups, OgbenchReader(task, str(known) if known else None), options)
+    return OgbenchReader(name, location, groups, OgbenchEpisodes(task, str(known) if known else None), options)
 
 
 def _numbered(location: Location, name: SetName, options: ConvertOptions) -> list[FoundFile]:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.schema import LARGE_ROW
-from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, check_storage, damage_reported, has_rows
+from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, has_rows, open_file
 from ...formats.limits import check_rows
 from ...ingest.block import LazyRows
 from ...ingest.episode_files import (
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 _TRIAL = re.compile(r"Trial(\d{1,9})")
 _SIMULATED = ("observations", "actions", "rewards", "done")
-_SOLVED = "config/solved"
+_REAL = ("data/ctrl_arm", "data/ctrl_ee")
 _NOT_IN_KEYS = re.compile(r"[^A-Za-z0-9_/]+")
 
 
-class RobosetJob(EpisodeFiles):
+class RobosetReader(EpisodeFiles):
     """The logs of a folder."""
 
     source, converter, licence = "roboset", "roboset 1", "MIT"
@@ -72,157 +72,135 @@ class RobosetJob(EpisodeFiles):
 
 
 @dataclass(frozen=True)
-class TrialReader(EpisodeReader):
+class Trials(EpisodeReader):
     """Reads a log, its trials by their number. ``files`` are the paths of all logs of the dataset, in order."""
 
     files: tuple[str, ...] = ()
     native_libraries = ("h5py",)
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        import h5py
-
-        with damage_reported(raw.name), h5py.File(raw.file, "r", locking=False) as file:
+        with open_file(raw.file, raw.name) as file:
             numbered = sorted((int(match[1]), name) for name in file if (match := _TRIAL.fullmatch(name)))
             if not numbered:
                 message = f"{raw.name} holds no trials"
                 raise CorruptSourceError(message, hint=f"it holds {', '.join(list(file)[:12]) or 'nothing'}")
             empty: frozenset[str] | None = None
-            seed = self.files.index(raw.name)
             for number, name in numbered:
-                trial = _Trial(file, name, raw, {"seed": seed, "episode": number})
+                trial = _Trial(file, name, raw)
                 if empty is None:
                     empty = trial.empty()
                     raw.counts["empty_arrays"] += len(empty)
-                yield from trial.episodes(empty)
+                numbers = {"seed": self.files.index(raw.name), "episode": number}
+                for low, high, terminated, truncated in trial.runs():
+                    states, steps = trial.columns(low, high, empty)
+                    steps |= {key: np.full(high - low, one, np.int64) for key, one in numbers.items()}
+                    yield Episode(states, steps, trial.rewards[low:high], terminated, truncated)
 
 
+@dataclass
 class _Trial:
-    """An open trial: rows of 1 KiB and more are read block by block, all other arrays when they are used."""
+    """An open trial. ``arrays``: those that become leaves, by path; arrays of rows of 1 KiB and more (h5py's) are read block by
+    block, all others are here. ``rewards``, ``done``: of each of its steps, which are one fewer than its ``rows``."""
 
-    def __init__(self, file: h5py.File, name: str, raw: RawInput, numbers: Mapping[str, int]) -> None:
+    file: h5py.File
+    name: str
+    raw: RawInput
+    arrays: dict[str, np.ndarray | h5py.Dataset] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         import h5py
 
-        self._where, self._counts, self._numbers = f"{raw.name}: {name}", raw.counts, numbers
-        if not isinstance(file.get(name, getlink=True), h5py.HardLink) or not isinstance(file[name], h5py.Group):
-            raise CorruptSourceError(f"{self._where} is not a group of this file")
-        size = file.id.get_filesize()
-        found = dict(arrays_below(file[name], self._where, most=1000))
-        self._real = any(path.startswith("data/") for path in found)
-        self._solved = self._number(found.pop(_SOLVED), size) if _SOLVED in found else np.nan
-        self._arrays = {path: one for path, one in found.items() if self._is_read(path, one)}
-        if len(self._arrays) < len(found):
-            self._counts["other_arrays"] += len(found) - len(self._arrays)
-        needed = ("data/ctrl_arm", "data/ctrl_ee") if self._real else _SIMULATED
-        check_keys(needed, self._where, sorted(self._arrays))
-        lengths = {len(one) for one in self._arrays.values()}
-        self._counts["unequal_trials"] += len(lengths) > 1
-        self.rows = check_rows(min(lengths), size, self._where)
-        self._small: dict[str, np.ndarray] = {}
+        file, self.where, counts = self.file, f"{self.raw.name}: {self.name}", self.raw.counts
+        group = file[self.name] if isinstance(file.get(self.name, getlink=True), h5py.HardLink) else None
+        if not isinstance(group, h5py.Group):
+            raise CorruptSourceError(f"{self.where} is not a group of this file")
+        found = dict(arrays_below(group, self.where, most=1000))
+        self.is_real = any(path.startswith("data/") for path in found)
+        solved = found.pop("config/solved", None)
+        is_number = solved is not None and solved.shape in ((), (1,)) and solved.dtype.kind in "biuf"
+        self.solved = float(np.asarray(solved[()]).reshape(-1)[0]) if is_number else np.nan
+        folders = ("data", "derived") if self.is_real else (*_SIMULATED, "env_infos", "time")
+        used = {path: one for path, one in found.items() if path.partition("/")[0] in folders and has_rows(one)}
+        if len(used) < len(found):
+            counts["other_arrays"] += len(found) - len(used)
+        check_keys(_REAL if self.is_real else _SIMULATED, self.where, sorted(used))
+        lengths = {len(one) for one in used.values()}
+        counts["unequal_trials"] += len(lengths) > 1
+        self.rows = check_rows(min(lengths), file.id.get_filesize(), self.where)
+        for path, one in used.items():
+            check_array(one, f"{self.where}/{path}")
+            is_large = one.nbytes // max(1, len(one)) >= LARGE_ROW and not self.is_action(path)
+            self.arrays[path] = one if is_large else self._chunked(path, one).all()[: self.rows]
+        self.steps = max(0, self.rows - 1)
+        self.rewards, self.done = np.zeros(self.steps, np.float32), np.zeros(self.steps, bool)
+        if self.is_real:
+            counts["unrewarded_trials"] += 1
+            return
+        self.rewards, flags = self.arrays.pop("rewards")[1:], self.arrays.pop("done")[1:] != 0
+        if self.rewards.size != self.steps:
+            message = f"{self.where}: rewards is {list(self.rewards.shape[1:])} in a row, not one number"
+            raise CorruptSourceError(message)
+        self.rewards, self.done = self.rewards.reshape(-1), flags.any(tuple(range(1, flags.ndim)))
 
     def empty(self) -> frozenset[str]:
         """The arrays of single numbers that are all NaN."""
-        return frozenset(
-            path
-            for path, one in self._arrays.items()
-            if path.startswith("env_infos/")
-            and one.dtype.kind == "f"
-            and one.ndim == 1
-            and np.isnan(self._read(path)).all()
-        )
+        infos = [(path, rows) for path, rows in self.arrays.items() if path.startswith("env_infos/")]
+        single = [(path, rows) for path, rows in infos if rows.dtype.kind == "f" and rows.ndim == 1]
+        return frozenset(path for path, rows in single if np.isnan(rows).all())
 
-    def episodes(self, empty: frozenset[str]) -> Iterator[Episode]:
-        """The trial's runs of steps whose action and reward are numbers, each up to the next row that is flagged done."""
-        steps = max(0, self.rows - 1)
-        real = np.ones(self.rows, bool)
-        for rows in (self._read(path) for path in self._arrays if self._is_action(path)):
-            if rows.dtype.kind == "f":
-                real &= ~np.isnan(rows).any(tuple(range(1, rows.ndim)))
-        rewards, done, usable = np.zeros(steps, np.float32), np.zeros(steps, bool), real[:steps].copy()
-        if self._real:
-            self._counts["unrewarded_trials"] += 1
-        else:
-            rewards, flags = self._read("rewards")[1:], self._read("done")[1:] != 0
-            if rewards.size != steps:
-                message = f"{self._where}: rewards is {list(rewards.shape[1:])} in a row, not one number"
-                raise CorruptSourceError(message)
-            rewards, done = rewards.reshape(-1), flags.any(tuple(range(1, flags.ndim)))
-            usable &= np.isfinite(rewards)
-        self._counts["given_up_steps"] += bool(self.rows and real[-1])
-        self._counts["unusable_steps"] += int(np.count_nonzero(~usable))
-        self._counts["inner_ends"] += int(np.count_nonzero(done[:-1]))
-        behind = np.flatnonzero(usable & (done | ~np.append(usable[1:], False))) + 1
-        begin = 0
+    def runs(self) -> Iterator[tuple[int, int, bool, bool]]:
+        """The runs of steps whose action and reward are numbers, each up to the next row that is flagged done: its first step,
+        the step behind it, whether it terminated, whether it was truncated."""
+        is_number = np.ones(self.rows, bool)
+        for path, rows in self.arrays.items():
+            if self.is_action(path) and rows.dtype.kind == "f":
+                is_number &= ~np.isnan(rows).any(tuple(range(1, rows.ndim)))
+        usable, counts = is_number[: self.steps] & np.isfinite(self.rewards), self.raw.counts
+        counts["given_up_steps"] += bool(self.rows and is_number[-1])
+        counts["unusable_steps"] += int(np.count_nonzero(~usable))
+        counts["inner_ends"] += int(np.count_nonzero(self.done[:-1]))
+        begin, behind = 0, np.flatnonzero(usable & (self.done | ~np.append(usable[1:], False))) + 1
         for end in behind.tolist():
             begin += int(np.argmax(usable[begin:end]))  # after the rows that were left out
-            yield self._episode(empty, begin, end, rewards, bool(done[end - 1]), end == steps)
+            terminated = bool(self.done[end - 1])
+            yield begin, end, terminated, end == self.steps and not terminated
             begin = end
         if not len(behind):
-            yield self._episode(empty, 0, 0, rewards, False, False)
+            yield 0, 0, False, False
 
-    def _episode(
-        self, empty: frozenset[str], low: int, high: int, rewards: np.ndarray, terminated: bool, last: bool
-    ) -> Episode:
-        states: dict[str, Rows] = {}
-        steps: dict[str, Rows] = {}
-        for path in sorted(self._arrays):
-            if path in ("rewards", "done") or path in empty:
-                continue
-            key = self._key(path)
+    def columns(self, low: int, high: int, empty: frozenset[str]) -> tuple[dict[str, Rows], dict[str, Rows]]:
+        """The rows of the steps ``low`` to ``high - 1``, by leaf: of states, one more, and of steps."""
+        states, steps = dict[str, Rows](), dict[str, Rows]()
+        for path in sorted(self.arrays.keys() - empty):
+            key, rows = self._key(path), self.arrays[path]
             if key in states or key in steps:
-                raise CorruptSourceError(f"{self._where}: {path} and another array would both be called {key}")
-            if self._is_action(path):
-                steps[key] = self._read(path)[low:high]
+                raise CorruptSourceError(f"{self.where}: {path} and another array would both be called {key}")
+            if self.is_action(path):
+                steps[key] = rows[low:high]
+            elif isinstance(rows, np.ndarray):
+                states[key] = state_rows(rows[low : high + 1])
             else:
-                states[key] = self._state_rows(path, low, high + 1)
-        steps |= {key: np.full(high - low, number, np.int64) for key, number in self._numbers.items()}
-        if self._real:
-            steps["info/solved"] = np.full((high - low, 1), self._solved, np.float32)
-        return Episode(states, steps, rewards[low:high], terminated, last and not terminated)
+                blocks = self._chunked(path, rows).blocks(low, min(high + 1, self.rows))
+                states[key] = LazyRows(rows.dtype.newbyteorder("=").name, tuple(rows.shape[1:]), blocks)
+        if self.is_real:
+            steps["info/solved"] = np.full((high - low, 1), self.solved, np.float32)
+        return states, steps
 
-    # -- arrays --------------------------------------------------------------------------------------------------------
-
-    def _is_action(self, path: str) -> bool:
-        return path.startswith("data/ctrl_") if self._real else path == "actions"
+    def is_action(self, path: str) -> bool:
+        """Whether an array is an action."""
+        return path.startswith("data/ctrl_") if self.is_real else path == "actions"
 
     def _key(self, path: str) -> str:
         """The leaf that an array becomes."""
         first, _, rest = path.partition("/")
         if path in ("time", "data/time"):
             return "time"
-        if self._real:
-            top = "action" if self._is_action(path) else "observation"
+        if self.is_real:
+            top = "action" if self.is_action(path) else "observation"
             key = "info/user" if path == "data/user" else f"{top}/{rest}"
         else:
             key = {"observations": "observation", "actions": "action"}.get(path, f"info/{rest or first}")
         return _NOT_IN_KEYS.sub("_", key)
 
-    def _is_read(self, path: str, array: h5py.Dataset) -> bool:
-        """Whether an array becomes a leaf. Raises CorruptSourceError for one that does, and is damaged."""
-        folders = ("data", "derived") if self._real else (*_SIMULATED, "env_infos", "time")
-        if path.partition("/")[0] not in folders or not has_rows(array):
-            return False
-        check_array(array, f"{self._where}/{path}")
-        return True
-
-    def _number(self, array: h5py.Dataset, size: int) -> float:
-        """A single number, NaN for anything else."""
-        if array.shape not in ((), (1,)) or array.dtype.kind not in "biuf":
-            return float("nan")
-        check_storage(array.id, f"{self._where}/{_SOLVED}", least=1 << 16, size=size)
-        return float(np.asarray(array[()]).reshape(-1)[0])
-
-    def _read(self, path: str) -> np.ndarray:
-        """The rows of a small array."""
-        if path not in self._small:
-            self._small[path] = self._chunked(path).read(0, self.rows) if self.rows else self._arrays[path][:0]
-        return self._small[path]
-
-    def _state_rows(self, path: str, low: int, high: int) -> Rows:
-        array: Any = self._arrays[path]
-        if int(np.prod(array.shape[1:], dtype=np.int64)) * array.dtype.itemsize < LARGE_ROW:
-            return state_rows(self._read(path)[low:high])
-        dtype = array.dtype.newbyteorder("=").name
-        return LazyRows(dtype, tuple(array.shape[1:]), self._chunked(path).blocks(low, min(high, self.rows)))
-
-    def _chunked(self, path: str) -> ChunkedRows:
-        return ChunkedRows(self._arrays[path], None, 0, f"{self._where}/{path}")
+    def _chunked(self, path: str, array: h5py.Dataset) -> ChunkedRows:
+        return ChunkedRows(array, f"{self.where}/{path}")

@@ -18,7 +18,7 @@ from ...fetch import Location
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions
 from ..known_environment import KnownEnvironment
-from ..source import FoundFile, Source, files_below, first_found
+from ..source import FoundFile, Source, files_below, files_in, first_found
 
 SIMULATED = "hf://jdvakil/RoboSet_Sim"
 TELEOPERATION = "hf://jdvakil/RoboSet-Teleoperation"
@@ -62,7 +62,7 @@ class RobosetSource(Source):
         paths = list(dict.fromkeys([name, name.removeprefix(f"{REAL}/")]))
         missing = f"{location.url} holds no logs of {name}"
         _, found = first_found(paths, logs_at, missing, "looked for .h5 files in {paths}")
-        return _job(name, location, found, options)
+        return _reader(name, location, found, options)
 
     def recognises(self, path: Path) -> bool:
         from ...ingest.raw_files import hdf5_names
@@ -76,15 +76,13 @@ class RobosetSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A log, or a folder of logs."""
-        found = files_below(location, "", _SUFFIX)
-        if not found:
-            raise ObjectNotFoundError(f"{location.url} holds no .h5 files", hint="give a log, or a folder of logs")
-        return _job(None, location, found, options)
+        return _reader(None, location, files_in(location, _SUFFIX, deep=True), options)
 
 
-def _job(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Reader:
+def _reader(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Reader:
     from ...ingest.episode_files import group_files
-    from .reader import RobosetJob, TrialReader
+    from .reader import RobosetReader, Trials
 
-    reader = TrialReader(tuple(path for path, _ in files))
-    return RobosetJob(name, location, group_files(location, files), reader, options)
+    return RobosetReader(
+        name, location, group_files(location, files), Trials(tuple(path for path, _ in files)), options
+    )

@@ -10,14 +10,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....errors import CorruptSourceError
-from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, damage_reported, has_rows
+from ...formats.hdf5 import ChunkedRows, arrays_below, check_array, has_rows, open_file
 from ...formats.limits import check_rows
 from ...formats.npy import NpzArchive
 from ...ingest.block import LazyRows
@@ -38,11 +37,10 @@ if TYPE_CHECKING:
     import h5py
 
 _FLAGS = ("is_first", "is_last", "is_terminal")
-_FIRST, _MID, _LAST = 0, 1, 2
-_HDF5_KEYS = ("observation", "action", "reward", "discount", "step_type")
+_FIRST, _LAST = 0, 2
 
 
-class VD4RLJob(EpisodeFiles):
+class VD4RLReader(EpisodeFiles):
     """The npz files (64px), or the HDF5 shards (84px), of a folder."""
 
     source, converter, licence = "vd4rl", "vd4rl 1", "MIT"
@@ -63,62 +61,45 @@ class VD4RLJob(EpisodeFiles):
         return {**super().describe(), "folder": self.groups[0].objects[0].path.rpartition("/")[0]}
 
 
-@dataclass(frozen=True)
-class EpisodeFileReader(EpisodeReader):
+class EpisodeFile(EpisodeReader):
     """Reads an npz, which is one episode."""
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         with NpzArchive(raw.file, raw.name) as archive:
-            yield _episode_of_file(archive, raw)
+            check_keys(("image", "action", "reward"), raw.name, archive.keys)
+            dtype, shape = archive.head("image")
+            _check_frames(dtype, shape, f"{raw.name}: image")
+            rows, arrays = shape[0], {key: archive.array(key) for key in archive.keys if key != "image"}
+            flags = {key: np.atleast_1d(arrays.pop(key)) for key in _FLAGS if key in arrays}
+            raw.counts["files_with_more_flags"] += any(len(one) > rows for one in flags.values())
+            flags = {key: one[:rows] for key, one in flags.items()}
+            check_lengths({key: one.shape for key, one in {**arrays, **flags}.items()}, rows, raw.name)
+            terminal = flags.get("is_terminal", np.zeros(rows, bool)).reshape(rows, -1).any(1)
+            action, reward, discount = arrays.pop("action"), arrays.pop("reward"), arrays.pop("discount", ~terminal)
+            states: dict[str, Rows] = {"observation/image": LazyRows(dtype.name, shape[1:], archive.blocks("image"))}
+            states |= {f"observation/{key}": state_rows(arrays[key]) for key in sorted(arrays)}
+            discount = discount.astype(np.float32)
+            yield dm_env_episode(states, action, reward, discount, raw.counts, raw.name, terminal=terminal)
 
 
-def _episode_of_file(archive: NpzArchive, raw: RawInput) -> Episode:
-    check_keys(("image", "action", "reward"), raw.name, archive.keys)
-    dtype, shape = archive.head("image")
-    _check_frames(dtype, shape, f"{raw.name}: image")
-    arrays = {key: archive.array(key) for key in archive.keys if key != "image"}
-    flags = {key: arrays.pop(key) for key in _FLAGS if key in arrays}
-    check_lengths({key: values.shape for key, values in arrays.items()}, shape[0], raw.name)
-    for key, values in flags.items():
-        if values.ndim != 1 or len(values) < shape[0]:
-            raise CorruptSourceError(
-                f"{raw.name}: {key} has the shape {list(values.shape)}, and there are {shape[0]} images"
-            )
-    raw.counts["files_with_more_flags"] += any(len(values) > shape[0] for values in flags.values())
-    terminal = flags["is_terminal"][: shape[0]] if "is_terminal" in flags else None
-    action, reward, discount = arrays.pop("action"), arrays.pop("reward"), arrays.pop("discount", None)
-    if discount is None:
-        discount = 1 - terminal.astype(np.float32) if terminal is not None else np.ones(shape[0], np.float32)
-    discount = discount.astype(np.float32)
-    states: dict[str, Rows] = {"observation/image": LazyRows(dtype.name, shape[1:], archive.blocks("image"))}
-    states |= {f"observation/{key}": state_rows(arrays[key]) for key in sorted(arrays)}
-    return dm_env_episode(states, action, reward, discount, raw.counts, raw.name, terminal=terminal)
-
-
-def _check_frames(dtype: np.dtype, shape: tuple[int, ...], where: str) -> None:
-    if dtype != np.uint8 or len(shape) != 4:
-        raise CorruptSourceError(f"{where} holds {dtype} {list(shape)}, not frames (uint8, four dimensions)")
-
-
-@dataclass(frozen=True)
-class ShardReader(EpisodeReader):
+class Shard(EpisodeReader):
     """Reads an HDF5 shard of episodes."""
 
     native_libraries = ("h5py",)
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
-        import h5py
-
-        with damage_reported(raw.name), h5py.File(raw.file, "r", locking=False) as file:
+        with open_file(raw.file, raw.name) as file:
             found = _arrays_of_shard(file, raw)
             frames = found.pop("observation")
-            shape, images = tuple(frames.shape[1:]), ChunkedRows(frames, None, 0, raw.name)
-            arrays = {key: ChunkedRows(one, None, 0, raw.name).read(0, len(one)) for key, one in found.items()}
+            shape, images = tuple(frames.shape[1:]), ChunkedRows(frames, raw.name)
+            arrays = {key: ChunkedRows(one, raw.name).all() for key, one in found.items()}
             types = arrays.pop("step_type")
-            _check_types(types, raw.name)
-            begins, behind = np.flatnonzero(types == _FIRST), np.flatnonzero(types == _LAST) + 1
-            edges = np.unique(np.concatenate([[0], begins, behind, [len(types)]]))
-            for low, high in pairwise(edges.tolist()):
+            wrong = ~np.isin(types, (_FIRST, 1, _LAST))
+            if types.ndim != 1 or wrong.any():
+                what = f"{types[wrong][0]} in row {int(wrong.argmax())}" if types.ndim == 1 else "more than one number"
+                raise CorruptSourceError(f"{raw.name}: step_type is 0, 1 or 2 for each row, here it is {what}")
+            edges = {0, *np.flatnonzero(types == _FIRST), *(np.flatnonzero(types == _LAST) + 1), len(types)}
+            for low, high in pairwise(map(int, sorted(edges))):
                 raw.counts["cut_beginnings"] += bool(types[low] != _FIRST)
                 here = {key: values[low:high] for key, values in arrays.items()}
                 action, reward, discount = here.pop("action"), here.pop("reward"), here.pop("discount")
@@ -131,7 +112,7 @@ class ShardReader(EpisodeReader):
 def _arrays_of_shard(file: h5py.File, raw: RawInput) -> dict[str, h5py.Dataset]:
     """The arrays of a shard, none of them read. Raises CorruptSourceError."""
     found = dict(arrays_below(file, raw.name))
-    check_keys(_HDF5_KEYS, raw.name, sorted(found))
+    check_keys(("observation", "action", "reward", "discount", "step_type"), raw.name, sorted(found))
     for key, one in found.items():
         if not has_rows(one) or not len(one):
             message = f"{raw.name}: {key} holds {one.dtype} {list(one.shape or ())}, not rows of numbers"
@@ -144,8 +125,6 @@ def _arrays_of_shard(file: h5py.File, raw: RawInput) -> dict[str, h5py.Dataset]:
     return found
 
 
-def _check_types(types: np.ndarray, where: str) -> None:
-    wrong = ~np.isin(types, (_FIRST, _MID, _LAST))
-    if types.ndim != 1 or wrong.any():
-        what = f"{types[wrong][0]} in row {int(wrong.argmax())}" if types.ndim == 1 else "more than one number"
-        raise CorruptSourceError(f"{where}: step_type is 0, 1 or 2 for each row, here it is {what}")
+def _check_frames(dtype: np.dtype, shape: tuple[int, ...], where: str) -> None:
+    if dtype != np.uint8 or len(shape) != 4:
+        raise CorruptSourceError(f"{where} holds {dtype} {list(shape)}, not frames (uint8, four dimensions)")

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ....errors import CorruptSourceError, ObjectNotFoundError
+from ....errors import CorruptSourceError
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions
 from ..catalogue_entry import RemoteDataset
-from ..source import Source, files_below, first_found
+from ..source import FoundFile, Source, files_below, files_in, first_found
 
 ENVIRONMENTS = ("walker_walk", "cheetah_run", "humanoid_walk")
 LEVELS = ("random", "medium_replay", "medium", "medium_expert", "expert")
@@ -69,11 +69,9 @@ class VD4RLSource(Source):
     def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """The files in the dataset's folder: as the provider lays it out, or from ``main`` on. Raises FetchErrors."""
         folder, missing = folder_of(name), f"{location.url} holds no files of {name}"
-        folder, files = first_found(
-            *((f"{_TOP}/{folder}", folder), lambda path: _data_files(location.list(path)), missing),
-            "looked for .npz and .hdf5 files in {paths}",
-        )
-        return _job(name, location, folder, files, options)
+        paths, hint = (f"{_TOP}/{folder}", folder), "looked for .npz and .hdf5 files in {paths}"
+        folder, items = first_found(paths, lambda path: of_one_kind(location.list(path)), missing, hint)
+        return _reader(name, location, [(join_path(folder, item.name), item) for item in items], options)
 
     def recognises(self, path: Path) -> bool:
         from ...formats.npy import NpzArchive
@@ -98,25 +96,19 @@ class VD4RLSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """A folder of npz files, or of shards; or one such file."""
-        files = _data_files(location.list())
-        if not files:
-            message = f"{location.url} holds no .npz and no .hdf5 files"
-            raise ObjectNotFoundError(message, hint="give the folder that holds the files of one dataset")
-        return _job(None, location, "", files, options)
+        items = of_one_kind([item for _, item in files_in(location, *_SUFFIXES)])
+        return _reader(None, location, [(item.name, item) for item in items], options)
 
 
-def _data_files(items: Sequence[RemoteObject]) -> list[RemoteObject]:
+def of_one_kind(items: Sequence[RemoteObject]) -> list[RemoteObject]:
     """The npz files of a folder, else its HDF5 files."""
     kinds = ([item for item in items if item.name.endswith(suffix)] for suffix in _SUFFIXES)
     return next(filter(None, kinds), [])
 
 
-def _job(
-    name: str | None, location: Location, folder: str, files: Sequence[RemoteObject], options: ConvertOptions
-) -> Reader:
+def _reader(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Reader:
     from ...ingest.episode_files import EpisodeReader, group_files
-    from .reader import EpisodeFileReader, ShardReader, VD4RLJob
+    from .reader import EpisodeFile, Shard, VD4RLReader
 
-    reader: EpisodeReader = EpisodeFileReader() if files[0].name.endswith(".npz") else ShardReader()
-    units = group_files(location, [(join_path(folder, item.name), item) for item in files])
-    return VD4RLJob(name, location, units, reader, options)
+    reader: EpisodeReader = EpisodeFile() if files[0][0].endswith(".npz") else Shard()
+    return VD4RLReader(name, location, group_files(location, files), reader, options)
