@@ -40,7 +40,6 @@ from ...ingest.episode_files import (
     EpisodeFiles,
     EpisodeReader,
     EpisodesUnit,
-    FileGroup,
     RawInput,
     Rows,
     file_groups,
@@ -58,30 +57,27 @@ if TYPE_CHECKING:
 LastRow = Literal["auto", "observation", "step"]
 _ENDS = ("is_last", "is_terminal")
 _FLAGS = tuple(f"{STEPS}/{name}" for name in _ENDS)
-_OBSERVATION, _ACTION, _REWARD, _DISCOUNT = (
-    f"{STEPS}/{name}" for name in ("observation", "action", "reward", "discount")
-)
-
-
+_NAMES = ("observation", "action", "reward", "discount")
+_OBSERVATION, _ACTION, _REWARD, _DISCOUNT = (f"{STEPS}/{name}" for name in _NAMES)
+#: Features that are read even if they do not become leaves.
+_READ = (_REWARD, _DISCOUNT, *_FLAGS)
 #: Bytes of the two files that describe a dataset.
 _LARGEST_JSON = 64 << 20
 
 
-class RldsJob(EpisodeFiles):
+class RldsReader(EpisodeFiles):
     """The files of one split, or of several, are units."""
 
-    reader: RldsReader
+    reader: RldsEpisodes
     converter = "rlds 1"
     sentences: Mapping[str, str] = {
         "kept_last_rows": (
-            "The last row of {n:terminated episode} is a step, as in robot data; by the specification of RLDS it "
-            "would be an "
-            "observation alone (--last-row observation)."
+            "The last row of {n:terminated episode} is a step, as in robot data; by the specification of RLDS it would be "
+            "an observation alone (--last-row observation)."
         ),
         "unused_last_rows": (
-            "{n:terminated episode has|terminated episodes have} a reward or an action in the last row, which is "
-            "an observation alone by the "
-            "specification of RLDS (--last-row step keeps them)."
+            "{n:terminated episode has|terminated episodes have} a reward or an action in the last row, which is an "
+            "observation alone by the specification of RLDS (--last-row step keeps them)."
         ),
         "given_up_steps": "Dropped: the last row, with a reward, of {n:episode}, since no observation follows it.",
         "early_ends": "{n:episode has|episodes have} is_last before the last row; all rows are read.",
@@ -100,18 +96,19 @@ class RldsJob(EpisodeFiles):
     ) -> None:
         """``described`` are ``dataset_info.json`` and ``features.json``, ``folder`` has them and the files."""
         self.source = source
-        raws = [RawObject(join_path(folder, item.name), item, location) for item in described]
-        contents = [self.read_description(raw, _LARGEST_JSON) for raw in raws]
-        self.info = parse_info(contents[0], described[0].url)
-        found = parse_features(contents[1], described[1].url)
-        kept, self.left_out = _chosen(found.features, options.extra)
-        self.left_out = {**found.left_out, **self.left_out}
+        info, features = (RawObject(join_path(folder, item.name), item, location) for item in described)
+        self.info = parse_info(self.read_description(info, _LARGEST_JSON), info.item.url)
+        found = parse_features(self.read_description(features, _LARGEST_JSON), features.item.url)
+        kept, left_out = _chosen(found.features, options.extra)
+        self.left_out = {**found.left_out, **left_out}
         keys = leaf_keys(kept)
         self.renamed = {key: name for name, key in keys.items() if not name.endswith(key.removeprefix("info/"))}
         self.splits = self._splits(split)
-        units, lengths = self._units(location, folder, options.parts)
-        reader = RldsReader(kept, keys, lengths, options.extra["max_length"], options.extra["last_row"])
-        super().__init__(name, location, units, reader, options, episodes=sum(lengths.values()))
+        files = self._files(location, folder, options.parts)
+        lengths = {path: length for _, path, _, length in files}
+        groups = file_groups(location, [(path, item) for _, path, item, _ in files], [number for number, *_ in files])
+        reader = RldsEpisodes(kept, keys, lengths, options.extra["max_length"], options.extra["last_row"])
+        super().__init__(name, location, groups, reader, options, episodes=sum(lengths.values()))
         self._decided: LastRow = options.extra["last_row"]
         self.first_decides = self._decided == "auto"
         self.licence, self.citation = self.info.licence or None, self.info.citation or None
@@ -122,18 +119,15 @@ class RldsJob(EpisodeFiles):
         names = asked.split("+") if asked else ["train"] if "train" in there else list(there)
         absent = [name for name in names if name not in there]
         if absent or len(set(names)) != len(names) or (not asked and len(names) != 1):
-            message = (
-                f"{self.info.name} has no split {', '.join(absent)}"
-                if absent
-                else f"{self.info.name} has several splits"
-            )
-            raise UsageError(message, hint=f"name one, or several joined by +, with --split: {', '.join(there)}")
+            what = f"no split {', '.join(absent)}" if absent else "several splits"
+            hint = f"name one, or several joined by +, with --split: {', '.join(there)}"
+            raise UsageError(f"{self.info.name} has {what}", hint=hint)
         return [there[name] for name in names]
 
-    def _units(
+    def _files(
         self, location: Location, folder: str, chosen: Sequence[int] | None
-    ) -> tuple[list[FileGroup], dict[str, int]]:
-        """The files of the splits (those of the numbers ``chosen``), and the episodes in each.
+    ) -> list[tuple[int, str, RemoteObject, int]]:
+        """The files of the splits (those of the numbers ``chosen``): number, path, object, episodes in it.
 
         Raises ObjectNotFoundError for missing files, CorruptSourceError if no files are stated.
         """
@@ -152,10 +146,7 @@ class RldsJob(EpisodeFiles):
             error = ObjectNotFoundError(missing, hint=hint)
             error.partly_there = True
             raise error
-        paths = {file: join_path(folder, file) for _, file, _ in wanted}
-        files = [(paths[file], listed[file]) for _, file, _ in wanted]
-        units = file_groups(location, files, [one for one, *_ in wanted])
-        return units, {paths[file]: length for _, file, length in wanted}
+        return [(number, join_path(folder, file), listed[file], length) for number, file, length in wanted]
 
     def decided(self, unit: Unit, first: Part) -> Unit:
         assert isinstance(unit, EpisodesUnit)
@@ -200,15 +191,8 @@ class RldsJob(EpisodeFiles):
         found = super().describe()
         options = {**found["options"], "last_row": self._decided, "split": "+".join(one.name for one in self.splits)}
         about = {"name": self.info.name, "version": self.info.version, "description": self.info.description}
-        pictures = {"jpeg": "Pillow"} if any(one.kind == "picture" for one in self.reader.features) else {}
-        return {
-            **found,
-            "options": options,
-            "metadata": about,
-            "keys": self.renamed,
-            "left_out": self.left_out,
-            **pictures,
-        }
+        more = {"jpeg": "Pillow"} if any(one.kind == "picture" for one in self.reader.features) else {}
+        return {**found, "options": options, "metadata": about, "keys": self.renamed, "left_out": self.left_out, **more}
 
 
 def _last_row(first: Mapping[str, Any]) -> LastRow:
@@ -223,21 +207,17 @@ def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tu
     counts = Counter(short.values())
     # A feature of the steps and one of the episode may have the same name.
     names = {name: name if counts[one] > 1 else one for name, one in short.items()}
-
-    def is_meant(name: str, one: str) -> bool:
-        return any(f"{path}/".startswith(f"{one}/") for path in (name, short[name]))
-
-    for one in unwanted:
-        if not any(is_meant(name, one) for name in names):
+    meant = {one: {name for name in names if _is_in(name, one) or _is_in(short[name], one)} for one in unwanted}
+    for one, some in meant.items():
+        if not some:
             message = f"there is no feature {one} to leave out"
             raise UsageError(message, hint=f"features: {', '.join(names.values())}")
     left_out = {}
     for feature in features:
-        name = names[feature.name]
-        if any(is_meant(feature.name, one) for one in unwanted):
-            left_out[name] = "left out as asked"
+        if any(feature.name in some for some in meant.values()):
+            left_out[names[feature.name]] = "left out as asked"
         elif feature.kind == "text" and options["text"] == "omit":
-            left_out[name] = "text, left out as asked"
+            left_out[names[feature.name]] = "text, left out as asked"
     kept = tuple(feature for feature in features if names[feature.name] not in left_out)
     odd = next((one.name for one in kept if one.name in (_REWARD, *_FLAGS) and not one.is_number), None)
     if odd is not None:
@@ -270,7 +250,7 @@ def leaf_keys(features: tuple[Feature, ...]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class RldsReader(EpisodeReader):
+class RldsEpisodes(EpisodeReader):
     """Reads one TFRecord file.
 
     ``keys`` are `leaf_keys`; features without one are not read. ``lengths`` are the numbers of records by file, as far as they
@@ -286,7 +266,7 @@ class RldsReader(EpisodeReader):
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
         last_row, found = self.last_row, 0
         if last_row == "auto":
-            real = any(self._is_real(lists, where) for where, lists in _records(raw))
+            real = any(self._ends_with_a_step(lists, where) for where, lists in _records(raw))
             last_row = "step" if real else "observation"
         for where, lists in _records(raw):
             found += 1
@@ -336,36 +316,29 @@ class RldsReader(EpisodeReader):
 
     def _read(self, lists: Lists, where: str) -> tuple[dict[str, Values], dict[str, Values]]:
         """The values of the steps, and of the episode, by name. Raises CorruptSourceError for unequal lengths."""
-        every = {
-            feature.name: read_values(lists, feature, where)
-            for feature in self.features
-            if feature.name in self.keys or feature.name in _READ
-        }
+        read = [feature for feature in self.features if feature.name in self.keys or feature.name in _READ]
+        every = {feature.name: read_values(lists, feature, where) for feature in read}
         row = {name: values for name, values in every.items() if values.feature.in_steps}
         once = {name: values for name, values in every.items() if name not in row}
-        lengths = {name: values.count for name, values in row.items()}
-        if len(set(lengths.values())) > 1:
-            few = min(lengths, key=lengths.__getitem__)
-            many = max(lengths, key=lengths.__getitem__)
-            raise CorruptSourceError(f"{where}: {lengths[many]} rows of {many}, and {lengths[few]} of {few}")
+        few, many = (choose(row, key=lambda name: row[name].count) for choose in (min, max))
+        if row[few].count != row[many].count:
+            counted = f"{row[many].count} rows of {many}, and {row[few].count} of {few}"
+            raise CorruptSourceError(f"{where}: {counted}")
         for name, values in once.items():
             if values.count != 1:
                 raise CorruptSourceError(f"{where}: {values.count} values of {name}, not one")
         return row, once
 
-    def _is_real(self, lists: Lists, where: str) -> bool:
+    def _ends_with_a_step(self, lists: Lists, where: str) -> bool:
         """Whether the last row of a terminal episode is a step."""
-        names = (*_READ, *(feature.name for feature in self.features if _is_in(feature.name, _ACTION)))
-        wanted = [feature for feature in self.features if feature.name in names and feature.kind != "picture"]
-        row = {feature.name: read_values(lists, feature, where) for feature in wanted}
+        row, _ = self._read(lists, where)
         terminal = row.get(f"{STEPS}/is_terminal")
         return terminal is not None and terminal.count > 0 and bool(terminal.elements()[-1].any()) and _is_real(row)
 
     def _leaves(self, values: Values, rows: int) -> Iterator[tuple[str, Rows]]:
         """The first rows of a feature by their leaf. A feature of the episode has its value in each row."""
-        feature, key = values.feature, self.keys[values.feature.name]
+        feature, key, hint = values.feature, self.keys[values.feature.name], _LONGER.format(self.most)
         shape, dtype, blocks = values.shape, _leaf_dtype(feature), values.blocks()
-        hint = _LONGER.format(self.most)
         if feature.kind == "text":
             shape, bounds = (self.most,), row_blocks(len(values.strings), self.most)
             blocks = (text_rows(values.strings[low:high], self.most, values.where, hint) for low, high in bounds)
@@ -381,8 +354,6 @@ class RldsReader(EpisodeReader):
         yield key, LazyRows(dtype, shape, _first(stored, rows))
 
 
-#: Features that are read even if they do not become leaves.
-_READ = (_REWARD, _DISCOUNT, *_FLAGS)
 _LONGER = (
     "a row holds {} bytes of a text, and elements of a sequence: give a larger --max-length, or leave the feature out "
     "(--leave-out)"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ....errors import ObjectNotFoundError, UsageError
@@ -79,7 +80,7 @@ class RldsSource(Source):
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         folder, _, split = name.partition(_SPLIT)
-        return self._job(name, location, self.folders(folder), split or options.extra["split"], options)
+        return self._reader(name, location, self.folders(folder), split or options.extra["split"], options)
 
     def recognises(self, path: Path) -> bool:
         if not path.is_dir():
@@ -88,28 +89,27 @@ class RldsSource(Source):
         return any((one / INFO).is_file() and (one / FEATURES).is_file() for one in [path, *versions])
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
-        return self._job(None, location, [""], options.extra["split"], options)
+        return self._reader(None, location, [""], options.extra["split"], options)
 
-    def _job(
+    def _reader(
         self, name: str | None, location: Location, folders: Sequence[str], split: str | None, options: ConvertOptions
     ) -> Reader:
-        """The job for the first of ``folders`` that is a builder's folder, or has one for a version.
+        """The reader of the first of ``folders`` that is a builder's folder, or has one for a version.
 
         Raises ObjectNotFoundError, CorruptSourceError, UsageError.
         """
-        from .reader import RldsJob
+        from .reader import RldsReader
 
         found = next((one for one in (builder_folder(location, folder) for folder in folders) if one is not None), None)
         if found is None:
-            message = (
-                f"{location.url} holds no dataset of TensorFlow Datasets in {' or '.join(folders) or 'its top folder'}"
-            )
+            where = " or ".join(folders) or "its top folder"
+            message = f"{location.url} holds no dataset of TensorFlow Datasets in {where}"
             hint = f"looked for {INFO} and {FEATURES}, there and in folders of versions (1.0.0)"
             raise ObjectNotFoundError(message, hint=hint)
         described = [location.stat(join_path(found, file)) for file in (INFO, FEATURES)]
-        job = RldsJob(self.name, name, location, found, described, split, options)
-        job.licence, job.citation = job.licence or self.licence, job.citation or self.citation
-        return job
+        reader = RldsReader(self.name, name, location, found, described, split, options)
+        reader.licence, reader.citation = reader.licence or self.licence, reader.citation or self.citation
+        return reader
 
 
 def split_name(name: str, options: ConvertOptions) -> str:
@@ -122,23 +122,19 @@ def split_name(name: str, options: ConvertOptions) -> str:
 
 def builder_folder(location: Location, folder: str) -> str | None:
     """The folder itself, or its newest version; None if it does not exist. Raises ObjectNotFoundError, UsageError."""
-    try:
+    with suppress(ObjectNotFoundError):
         location.stat(join_path(folder, INFO))
         return folder
-    except ObjectNotFoundError:
-        pass
-    try:
+    inside: Sequence[str] = ()
+    with suppress(ObjectNotFoundError):
         inside = location.folders(folder)
-    except ObjectNotFoundError:
-        return None
     versions = [one for one in inside if VERSION.fullmatch(one)]
     if versions:
         return join_path(folder, max(versions, key=lambda version: tuple(map(int, version.split(".")))))
     if folder and inside:
         message = f"{location.url}/{folder} has neither {INFO} nor folders of versions"
-        raise ObjectNotFoundError(
-            message, hint=f"it has {', '.join(inside[:8])}: name one of them, {folder}/{inside[0]}"
-        )
+        hint = f"it has {', '.join(inside[:8])}: name one of them, {folder}/{inside[0]}"
+        raise ObjectNotFoundError(message, hint=hint)
     return None
 
 
