@@ -6,11 +6,12 @@ Keys are limited to what every tensordict version reads without renaming files: 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from ..errors import SchemaError
 
@@ -98,18 +99,12 @@ class Leaf:
         return record
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Leaf:
+    def from_json(cls, record: Any) -> Leaf:
         """Raises SchemaError on anything that ``to_json`` does not write."""
         try:
-            name, dtype, codec = (str(record[key]) for key in ("name", "dtype", "codec"))
-            shape = tuple(record["shape"])
-            if not all(type(size) is int for size in shape):  # JSON's true is an int, but not a size
-                raise TypeError("shape")
-            return cls(name, record["kind"], dtype, shape, codec, record.get("constant"))
-        except SchemaError:
-            raise
-        except (KeyError, TypeError, ValueError) as error:
-            raise SchemaError(f"a leaf of the manifest is malformed: {record!r}") from error
+            return msgspec.convert(record, cls)
+        except msgspec.ValidationError as error:
+            raise SchemaError(f"a leaf is malformed: {error}") from error
 
 
 def _is_value(number: object, dtype: str) -> bool:

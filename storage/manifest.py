@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -69,13 +69,11 @@ class SourceObject(TypedDict, total=False):
     crc32c: Checksum | None
 
 
-_Appended = TypedDict("_Appended", {"created": Text, "steps": Count, "episodes": Count, "from": Text})
-
-
-class AppendedRecord(_Appended, total=False):
-    """What was appended in one run, and of ``source`` what is not as it was before."""
-
-    options: dict[str, Any]
+#: What was appended in one run; ``options``: what of ``source`` is not as it was before.
+AppendedRecord = TypedDict(
+    "AppendedRecord",
+    {"created": Text, "steps": Count, "episodes": Count, "from": Text, "options": NotRequired[dict[str, Any]]},
+)
 
 
 class SourceRecord(TypedDict, total=False):
@@ -140,55 +138,12 @@ class BlocksRecord(TypedDict):
     files: Annotated[list[Text], Meta(min_length=1)]
 
 
-class LaterFields(TypedDict, total=False):
-    """Fields that manifests of earlier versions lack."""
+class Origin(TypedDict):
+    """The fields of a manifest whose entries are declared here; entries that are not are kept as they are."""
 
-    blocks: BlocksRecord | None
-
-
-class ManifestRecord(LaterFields):
-    """The fields that readers rely on, described in the docstring of this module."""
-
-    id: Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
-    steps: Count
-    episodes: Count
-    leaves: Annotated[list[dict[str, Any]], Meta(max_length=100_000)]
-    spaces: dict[str, dict[str, Any] | None]
     source: SourceRecord
-    counts: dict[str, Any]
-    notes: list[Text]
-    returns: dict[str, float]
-    lengths: dict[str, float]
     parts: list[PartRecord]
-    files: dict[Text, list[tuple[Count, Checksum]]]
-    licence: Text | None
-    citation: Text | None
     lineage: LineageRecord | None
-    provenance: dict[str, Any]
-
-
-def _check_types(record: Mapping[str, Any]) -> None:
-    """Raise ValueError, naming the field, if a parsed manifest differs from the declarations above."""
-    try:
-        msgspec.convert(record, ManifestRecord)
-    except msgspec.ValidationError as error:  # no ValueError before msgspec 0.20
-        raise ValueError(str(error)) from error
-    for path in record["files"]:
-        if not path or path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
-            raise ValueError(f"files: {path!r} lies outside its dataset")
-    if record.get("blocks"):
-        _check_blocks(record["blocks"]["size"], record["blocks"]["files"], record["files"])
-    for name in ("returns", "lengths"):
-        if record[name] and not set(record[name]) >= STATISTICS:
-            raise ValueError(f"{name} lacks some of {', '.join(sorted(STATISTICS))}")
-
-
-def _check_blocks(size: int, covered: list[str], files: Mapping[str, list[tuple[int, str]]]) -> None:
-    if len(set(covered)) < len(covered) or BLOCK_TABLE in covered or not files.keys() >= {BLOCK_TABLE, *covered}:
-        raise ValueError("blocks: names a file twice, or one that is not in files")
-    lengths = {path: sum(length for length, _ in files[path]) for path in (BLOCK_TABLE, *covered)}
-    if lengths[BLOCK_TABLE] != 4 * sum(-(-lengths[path] // size) for path in covered):
-        raise ValueError(f"blocks: {BLOCK_TABLE} does not have 4 bytes for every block")
 
 
 # -- the manifest --------------------------------------------------------------------------------------------------------
@@ -203,25 +158,25 @@ _REDO = "download or convert the dataset again with --force"
 
 @dataclass
 class Manifest:
-    """A manifest, read or about to be written. Its fields are those of the format above."""
+    """A manifest, read or about to be written. Its fields are those of the format above, ``schema`` is ``leaves``."""
 
-    id: str
+    id: Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"^[^\x00-\x1f\x7f]+$")]
     schema: Schema
-    steps: int
-    episodes: int
+    steps: Count
+    episodes: Count
     source: dict[str, Any]
-    files: dict[str, list[list[Any]]] = field(default_factory=dict)
+    files: dict[Text, list[tuple[Count, Checksum]]] = field(default_factory=dict)
     parts: list[dict[str, Any]] = field(default_factory=list)
-    spaces: dict[str, Any] = field(default_factory=dict)
+    spaces: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     counts: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Text] = field(default_factory=list)
     returns: dict[str, float] = field(default_factory=dict)
     lengths: dict[str, float] = field(default_factory=dict)
-    licence: str | None = None
-    citation: str | None = None
+    licence: Text | None = None
+    citation: Text | None = None
     lineage: dict[str, Any] | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
-    blocks: dict[str, Any] | None = None
+    blocks: BlocksRecord | None = None
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -251,7 +206,7 @@ class Manifest:
 
     def size_of(self, path: str) -> int:
         """Bytes of a file."""
-        return sum(int(length) for length, _ in self.files[path])
+        return sum(length for length, _ in self.files[path])
 
     @property
     def bytes(self) -> int:
@@ -261,23 +216,22 @@ class Manifest:
     @property
     def content(self) -> str:
         """sha256 (hex) of the content of the dataset, without the table of blocks; independent of place and time."""
-        record = self.to_json()
-        held = {name: record[name] for name in ("leaves", "steps", "episodes", "files")}
-        held["files"].pop(BLOCK_TABLE, None)
+        files = {path: ranges for path, ranges in self.files.items() if path != BLOCK_TABLE}
+        leaves = [leaf.to_json() for leaf in self.schema]
+        held = {"leaves": leaves, "steps": self.steps, "episodes": self.episodes, "files": files}
         return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object, checksum included."""
         record: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION}
-        for entry in fields(self):
-            if entry.name == "schema":
-                record["leaves"] = [leaf.to_json() for leaf in self.schema]
-            elif entry.name != "blocks" or self.blocks:
-                record[entry.name] = getattr(self, entry.name)
+        record |= {entry.name: getattr(self, entry.name) for entry in fields(Manifest)}
+        named = {"leaves" if name == "schema" else name: value for name, value in record.items()}
+        named["leaves"] = [leaf.to_json() for leaf in self.schema]
+        if not self.blocks:
+            del named["blocks"]
         # The checksum is that of the object as it will be read: numeric keys become strings, for example.
-        record = json.loads(json.dumps(record))
-        record["checksum"] = _checksum(record)
-        return record
+        read = json.loads(json.dumps(named))
+        return {**read, "checksum": _checksum(read)}
 
 
 @dataclass
@@ -326,13 +280,33 @@ def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
     if not whole:
         raise DamagedDatasetError(f"{path} does not match its own checksum: it was edited or damaged", hint=_REDO)
     try:
-        _check_types(record)
-        values = {entry.name: record[entry.name] for entry in fields(Manifest) if entry.name in record}
-        manifest = Manifest(schema=Schema(tuple(Leaf.from_json(leaf) for leaf in record["leaves"])), **values)
-        check_ted(manifest.schema)
-    except (ValueError, KeyError, RecursionError) as error:
+        manifest = msgspec.convert({**record, "schema": record}, Manifest)
+        msgspec.convert(record, Origin)
+        _check(manifest)
+    except (
+        ValueError,
+        msgspec.ValidationError,
+        RecursionError,
+    ) as error:  # the second is none of the first before 0.20
         raise DamagedDatasetError(f"{path} is malformed: {reason(error)}", hint=_REDO) from error
     return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Raise ValueError, naming the field, for what the types of the fields do not exclude."""
+    check_ted(manifest.schema)
+    for path in manifest.files:
+        if not path or path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.split("/")):
+            raise ValueError(f"files: {path!r} lies outside its dataset")
+    for name, found in (("returns", manifest.returns), ("lengths", manifest.lengths)):
+        if found and not found.keys() >= STATISTICS:
+            raise ValueError(f"{name} lacks some of {', '.join(sorted(STATISTICS))}")
+    if manifest.blocks:
+        size, covered = manifest.blocks["size"], manifest.blocks["files"]
+        if len({*covered, BLOCK_TABLE}) <= len(covered) or not manifest.files.keys() >= {BLOCK_TABLE, *covered}:
+            raise ValueError("blocks: names a file twice, or one that is not in files")
+        if manifest.size_of(BLOCK_TABLE) != 4 * sum(-(-manifest.size_of(path) // size) for path in covered):
+            raise ValueError(f"blocks: {BLOCK_TABLE} does not have 4 bytes for every block")
 
 
 def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:

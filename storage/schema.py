@@ -17,7 +17,6 @@ Two keys (or two levels of keys) may not differ only in case: on some file syste
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,20 +43,17 @@ class Schema:
         for leaf in self.leaves:
             if leaf.codec not in CODECS:
                 raise SchemaError(f"leaf {leaf.name}: codec {leaf.codec!r} is not one of {', '.join(CODECS)}")
-        names, above = Counter(self.names), set[str]()
-        spelled: dict[str, str] = {}
-        for name in names:
-            for path in accumulate(name.split("/"), lambda above, part: f"{above}/{part}"):
-                if not _is_spelled(path, spelled):
-                    other = spelled[path.lower()]
-                    raise SchemaError(f"keys {other} and {path} differ only in case, which some file systems ignore")
-                if path != name:
-                    above.add(path)
-        for name, times in names.items():
-            if times > 1:
-                raise SchemaError(f"key {name} occurs twice (a state leaf has its key and the one under next)")
-            if name in above:
-                raise SchemaError(f"key {name} is both a tensor and a folder of tensors")
+        # What each path is, a tensor or a folder of tensors; on some file systems case does not distinguish paths.
+        known: dict[str, tuple[str, bool]] = {}
+        for name in self.names:
+            for path in accumulate(name.split("/"), "{}/{}".format):
+                entry = (path, path == name)
+                found = known.setdefault(path.lower(), entry)
+                if found[0] != path:
+                    raise SchemaError(f"keys {found[0]} and {path} differ only in case, which some file systems ignore")
+                if found is not entry and (found[1] or entry[1]):
+                    message = f"key {path} occurs twice, or is both a tensor and a folder of tensors"
+                    raise SchemaError(message, hint="a state leaf has its key and the one under next")
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self.leaves)
@@ -111,7 +107,7 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
         if parts[0] in RESERVED:
             parts[0] += "_"
         for level in range(len(parts)):
-            while not _is_spelled("/".join(parts[: level + 1]), spelled):
+            while spelled.setdefault((path := "/".join(parts[: level + 1])).lower(), path) != path:
                 parts[level] += "_"
         key = "/".join(parts)
         if key in taken:
@@ -120,11 +116,6 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
         mapping[name] = key
         check_key(key)
     return mapping
-
-
-def _is_spelled(path: str, spelled: dict[str, str]) -> bool:
-    """Whether a path has the same case as in its first use; remembers the first use."""
-    return spelled.setdefault(path.lower(), path) == path
 
 
 def ted_flags() -> tuple[Leaf, ...]:
@@ -138,8 +129,7 @@ def check_ted(schema: Schema) -> None:
     """Raise SchemaError unless the flags and the reward are those of TED, and some leaf is not constant."""
     if all(leaf.constant is not None for leaf in schema):
         raise SchemaError("every leaf is constant: nothing shows how many steps there are")
-    flags = {prefix + name: "bool" for prefix in ("", "next/") for name in FLAGS}
-    for name, dtype in {**flags, "next/reward": "float32"}.items():
-        leaf = schema.get(name)
-        if leaf is None or (leaf.kind, leaf.dtype, leaf.shape) != ("step", dtype, (1,)):
-            raise SchemaError(f"{name} is missing, or not {dtype} [1]")
+    for flag in ted_flags():
+        leaf = schema.get(flag.name)
+        if leaf is None or (leaf.kind, leaf.dtype, leaf.shape) != (flag.kind, flag.dtype, flag.shape):
+            raise SchemaError(f"{flag.name} is missing, or not {flag.dtype} [1]")
