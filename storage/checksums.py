@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import google_crc32c
 
 from .durable import write_atomically
 
 Digest = TypeVar("Digest", bound=Any)
+#: Consecutive bytes: how many, and their crc32c.
+Range = tuple[int, str]
 
 #: Bytes of a block, which are also read at a time to compute checksums of a file.
 BLOCK = 1 << 22
@@ -54,7 +56,7 @@ class Crc32c:
         return f"{self._value:08x}"
 
     @property
-    def range(self) -> tuple[int, str]:
+    def range(self) -> Range:
         """Length and checksum, as the manifest records them."""
         return self.length, self.hexdigest()
 
@@ -98,17 +100,17 @@ def sum_cells(path: Path, offset: int, length: int) -> tuple[int, str]:
     return cells.record
 
 
-def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) -> list[list[Any]]:
+def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) -> list[Range]:
     """The cuts (`cut_file`) of ``length`` bytes of a file from ``offset``, with these ``cells``, that will begin at byte
     ``begin`` of another file. Only the cells that the end of a block cuts are read."""
 
-    def cut(low: int, high: int) -> list[Any]:
+    def cut(low: int, high: int) -> Range:
         first, last = -(-low // CELL), (high if high < length else -(-high // CELL) * CELL) // CELL
         if first > last:
             return sum_range(path, offset + low, high - low)
         head = [sum_range(path, offset + low, min(first * CELL, high) - low)] if low % CELL else []
         whole = [
-            [min(CELL, length - cell * CELL), cells[cell * _DIGITS : (cell + 1) * _DIGITS]]
+            (min(CELL, length - cell * CELL), cells[cell * _DIGITS : (cell + 1) * _DIGITS])
             for cell in range(first, last)
         ]
         tail = [sum_range(path, offset + last * CELL, high - last * CELL)] if last * CELL < high else []
@@ -117,14 +119,14 @@ def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) ->
     return [cut(low, high) for low, high in pairwise([0, *_block_ends(begin, length), length])]
 
 
-def cut_file(path: Path, lengths: Iterable[int]) -> list[list[list[Any]]]:
-    """The cuts of consecutive ranges of a file: ``[length, crc32c]`` of the pieces of each between the ends of blocks."""
-    cuts, begin = list[list[list[Any]]](), 0
-    for length in lengths:
-        edges = [0, *_block_ends(begin, length), length]
-        cuts.append(sum_pieces(path, begin, [high - low for low, high in pairwise(edges)]))
-        begin += length
-    return cuts
+def cut_file(path: Path, lengths: Sequence[int]) -> list[list[Range]]:
+    """The cuts of consecutive ranges of a file: ``(length, crc32c)`` of the pieces of each between the ends of blocks."""
+    pieces = [
+        [high - low for low, high in pairwise([0, *_block_ends(begin, length), length])]
+        for begin, length in zip(accumulate(lengths, initial=0), lengths)
+    ]
+    sums = iter(sum_pieces(path, 0, chain(*pieces)))
+    return [[next(sums) for _ in some] for some in pieces]
 
 
 def _block_ends(begin: int, length: int) -> range:
@@ -132,31 +134,29 @@ def _block_ends(begin: int, length: int) -> range:
     return range(BLOCK - begin % BLOCK, length, BLOCK)
 
 
-def join_ranges(ranges: Sequence[Sequence[Any]]) -> list[Any]:
-    """Consecutive ranges as one: ``[length, crc32c]`` of all their bytes, without reading these."""
+def join_ranges(ranges: Iterable[Range]) -> Range:
+    """Consecutive ranges as one: ``(length, crc32c)`` of all their bytes, without reading these."""
     value = length = 0
-    for count, checksum, *_ in ranges:
+    for count, checksum in ranges:
         value = _multiply(_power(count), value) ^ int(checksum, 16) if length else int(checksum, 16)
         length += count
-    return [length, f"{value:08x}"]
+    return length, f"{value:08x}"
 
 
-def join_cuts(cuts: Iterable[Sequence[Any]]) -> list[list[Any]]:
-    """The blocks of a file, ``[length, crc32c]`` in order, from the cuts of all its ranges."""
-    blocks: list[list[Any]] = []
+def join_cuts(cuts: Iterable[Range]) -> list[Range]:
+    """The blocks of a file, ``(length, crc32c)`` in order, from the cuts of all its ranges."""
+    blocks: list[Range] = []
     at = 0
     for cut in cuts:
         if at % BLOCK:
             blocks[-1] = join_ranges([blocks[-1], cut])
         elif cut[0]:
-            blocks.append(list(cut))
+            blocks.append(cut)
         at += cut[0]
     return blocks
 
 
-def write_table(
-    path: Path, cuts: Mapping[str, Sequence[Sequence[Sequence[Any]]]]
-) -> tuple[dict[str, Any] | None, list[list[Any]]]:
+def write_table(path: Path, cuts: Mapping[str, Sequence[Sequence[Range]]]) -> tuple[Any, list[Range]]:
     """Write the table of the blocks of files that are larger than one, if there are any; ``cuts`` are those of all ranges of
     each file. Returns ``blocks`` of the manifest, and the ranges of the table."""
     blocks = {name: join_cuts(chain(*ranges)) for name, ranges in sorted(cuts.items())}
@@ -165,7 +165,7 @@ def write_table(
         return None, []
     data = b"".join(int(checksum, 16).to_bytes(4, "little") for name in large for _, checksum in blocks[name])
     write_atomically(path, data)
-    return {"size": BLOCK, "files": large}, [[len(data), crc32c(data)]]
+    return {"size": BLOCK, "files": large}, [(len(data), crc32c(data))]
 
 
 def summed(pieces: Iterable[Any]) -> Crc32c:
@@ -216,36 +216,31 @@ def hash_file(path: Path, digest: Digest) -> Digest:
     return digest
 
 
-def damaged_ranges(path: Path, ranges: Iterable[Sequence[Any]]) -> Iterator[tuple[int, int]]:
+def damaged_ranges(path: Path, ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
     """The first byte and the length of each of the manifest's ``ranges`` of a file that does not match its checksum.
 
-    Reads a block at a time. Raises OSError if the file cannot be read.
+    Raises OSError if the file cannot be read.
     """
     begin = 0
-    with path.open("rb") as file:
-        for length, checksum in ranges:
-            if _sum(file, length) != [length, checksum]:
-                yield begin, length
-            begin += length
+    for wanted, found in zip(ranges, sum_pieces(path, 0, [length for length, _ in ranges])):
+        if found != wanted:
+            yield begin, wanted[0]
+        begin += wanted[0]
 
 
-def sum_range(path: Path, offset: int, length: int) -> list[Any]:
-    """``[length, crc32c]`` of the bytes of a file from ``offset``; fewer than ``length`` if the file ends before."""
+def sum_range(path: Path, offset: int, length: int) -> Range:
+    """``(length, crc32c)`` of the bytes of a file from ``offset``; fewer than ``length`` if the file ends before."""
     return sum_pieces(path, offset, [length])[0]
 
 
-def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[list[Any]]:
+def sum_pieces(path: Path, offset: int, lengths: Iterable[int]) -> list[Range]:
     """`sum_range` of consecutive pieces of these lengths."""
+    sums = []
     with path.open("rb") as file:
         file.seek(offset)
-        return [_sum(file, length) for length in lengths]
-
-
-def _sum(file: IO[bytes], length: int) -> list[Any]:
-    checksum = Crc32c()
-    while checksum.length < length:
-        block = file.read(min(BLOCK, length - checksum.length))
-        if not block:
-            break
-        checksum.update(block)
-    return list(checksum.range)
+        for length in lengths:
+            checksum = Crc32c()
+            while block := file.read(min(BLOCK, length - checksum.length)):
+                checksum.update(block)
+            sums.append(checksum.range)
+    return sums

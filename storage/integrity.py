@@ -20,9 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -64,7 +62,7 @@ class CheckedBlock:
 
     def is_in(self, folder: Path) -> bool:
         """Whether the file in a folder has these bytes. Raises OSError if it cannot be read."""
-        return sum_range(folder / self.path, self.begin, self.length) == [self.length, self.crc32c]
+        return sum_range(folder / self.path, self.begin, self.length) == (self.length, self.crc32c)
 
     def is_sound(self, pieces: Iterable[bytes]) -> bool:
         """Whether these bytes match the length and checksum of the block."""
@@ -88,7 +86,7 @@ class BlockChecksums:
             self._sums[path] = np.array([int(checksum, 16) for _, checksum in ranges], np.uint32)
         if table is None or not manifest.blocks:
             return
-        if [len(table), crc32c(table)] != join_ranges(manifest.files[BLOCK_TABLE]):
+        if (len(table), crc32c(table)) != join_ranges(manifest.files[BLOCK_TABLE]):
             raise DamagedDatasetError(f"{BLOCK_TABLE} of {manifest.id} has a checksum mismatch")
         self.size = manifest.blocks["size"]
         values, at = np.frombuffer(table, "<u4"), 0
@@ -156,15 +154,6 @@ class Report:
         return html_table(title, [(problem.path or "data", problem.what) for problem in self.problems])
 
 
-@dataclass(frozen=True)
-class _Extent:
-    """The bytes that one thread reads at a time: a block, or a few MiB of a long range."""
-
-    block: CheckedBlock
-    begin: int
-    length: int
-
-
 def verify(
     folder: Path,
     *,
@@ -188,11 +177,12 @@ def verify(
 def _verify(folder: Path, quick: bool, invariants: bool, on_progress: Callable[[int, int], None] | None) -> Report:
     manifest, problems = read_snapshot(folder, lambda manifest: (manifest, check_sizes(folder, manifest)))
     report = Report(files=len(manifest.files), problems=problems)
-    if not quick:
-        paths = sorted(manifest.files.keys() - {problem.path for problem in problems})
-        _check_contents(folder, manifest, paths, report, on_progress)
-        report.problems.sort(key=lambda problem: (problem.path, problem.begin))
-    if report.ok and invariants and not quick:
+    if quick:
+        return report
+    paths = sorted(manifest.files.keys() - {problem.path for problem in problems})
+    _check_contents(folder, manifest, paths, report, on_progress)
+    report.problems.sort(key=lambda problem: (problem.path, problem.begin))
+    if report.ok and invariants:
         try:
             report.problems += [Problem("", what) for what in check_invariants(folder, manifest)]
         except RbdataError as error:
@@ -208,60 +198,50 @@ def _check_contents(
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """Compare every block of files of the right size with its checksum, and report those that differ."""
-    contradiction = None
     try:
         checksums = read_block_checksums(folder, manifest)
     except DamagedDatasetError as error:
-        checksums, contradiction = BlockChecksums(manifest, None), error.message
+        checksums = BlockChecksums(manifest, None)
+        if not any(problem.path == BLOCK_TABLE for problem in report.problems):
+            report.problems.append(Problem(BLOCK_TABLE, error.message))
 
-    def read(pieces: Sequence[_Extent]) -> list[tuple[_Extent, list[Any]]]:
-        path, begin = folder / pieces[0].block.path, pieces[0].begin
+    def check(blocks: Sequence[CheckedBlock]) -> tuple[int, list[Problem]]:
+        first, wanted = blocks[0], [(block.length, block.crc32c) for block in blocks]
         try:
-            return list(zip(pieces, sum_pieces(path, begin, [piece.length for piece in pieces])))
+            sums = sum_pieces(folder / first.path, first.begin, [block.length for block in blocks])
         except OSError as error:
             if is_about_reader(error):
                 raise
-            # A failing disk: of several pieces, find the ones that cannot be read.
-            if len(pieces) > 1:
-                return [found for piece in pieces for found in read([piece])]
-            return [(pieces[0], [0, "00000000", f"cannot be read after byte {begin}: {error.strerror}"])]
+            # A failing disk: of several blocks, find the ones that cannot be read.
+            if len(blocks) > 1:
+                each = [check([block]) for block in blocks]
+                return sum(size for size, _ in each), [problem for _, some in each for problem in some]
+            what = f"cannot be read after byte {first.begin}: {error.strerror}"
+            return 0, [Problem(first.path, what, first.begin, first.length)]
+        unlike = [block for block, good, found in zip(blocks, wanted, sums) if found != good]
+        problems = [
+            Problem(block.path, f"checksum mismatch{_where(manifest, checksums, block)}", block.begin, block.length)
+            for block in unlike
+        ]
+        return sum(size for size, _ in sums), problems
 
-    found: list[list[Any]] = []
-    threads = min(16, (os.cpu_count() or 1) + 1)
-    results = map_in_threads(read, _joined(_pieces(checksums, paths)), threads, "rbdata-verify")
-    for piece, read_sum in chain.from_iterable(results):
-        found.append(read_sum)
-        block = piece.block
-        report.bytes += read_sum[0]
+    jobs = (job for path in paths for job in _read_together(checksums.all(path)))
+    for size, problems in map_in_threads(check, jobs, min(16, (os.cpu_count() or 1) + 1), "rbdata-verify"):
+        report.bytes += size
+        report.problems += problems
         if on_progress is not None:
             on_progress(report.bytes, manifest.bytes)
-        if piece.begin + piece.length < block.end:
-            continue
-        failure = next((more[0] for _, _, *more in found if more), None)
-        if failure or join_ranges(found) != [block.length, block.crc32c]:
-            what = failure or f"checksum mismatch{_where(manifest, checksums, block)}"
-            report.problems.append(Problem(block.path, what, block.begin, block.length))
-        found = []
-    if contradiction and not any(problem.path == BLOCK_TABLE for problem in report.problems):
-        report.problems.append(Problem(BLOCK_TABLE, contradiction))
 
 
-def _pieces(checksums: BlockChecksums, paths: Iterable[str]) -> Iterator[_Extent]:
-    for path in paths:
-        for block in checksums.all(path):
-            for begin in range(block.begin, max(block.end, block.begin + 1), BLOCK):
-                yield _Extent(block, begin, min(BLOCK, block.end - begin))
-
-
-def _joined(pieces: Iterable[_Extent]) -> Iterator[list[_Extent]]:
-    """Consecutive pieces of one file, together at most a block: short ranges are read together."""
-    some, size = list[_Extent](), 0
-    for piece in pieces:
-        size += piece.length
-        if some and (size > BLOCK or len(some) == _MAX_JOINED or piece.block.path != some[0].block.path):
+def _read_together(blocks: Iterable[CheckedBlock]) -> Iterator[list[CheckedBlock]]:
+    """Consecutive blocks of a file in groups that are read at once: ranges may be short."""
+    some, size = list[CheckedBlock](), 0
+    for block in blocks:
+        size += block.length
+        if some and (size > BLOCK or len(some) == _MAX_JOINED):
             yield some
-            some, size = [], piece.length
-        some.append(piece)
+            some, size = [], block.length
+        some.append(block)
     if some:
         yield some
 
@@ -293,12 +273,11 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
 
 def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
     """How a file differs from the manifest, None if it does not."""
-    ranges = manifest.files[path]
     wrong_size = check_size(folder, path, manifest.size_of(path))
     if wrong_size:
         return wrong_size
     try:
-        for begin, length in damaged_ranges(folder / path, ranges):
+        for begin, length in damaged_ranges(folder / path, manifest.files[path]):
             return f"checksum mismatch, bytes {begin}-{begin + length}"
     except OSError as error:  # a failing disk
         return f"cannot be read: {error.strerror}"

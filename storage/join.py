@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..errors import DamagedDatasetError, RbdataError
-from .checksums import cut_file, join_ranges, place_cells, write_table
+from .checksums import Range, cut_file, join_ranges, place_cells, write_table
 from .codecs import PLAIN, codec_of
 from .durable import open_replacement, sync_files, sync_folder, write_atomically
 from .episodes import EpisodeTable
@@ -69,7 +69,7 @@ def begin_join(
     """
     folder = place.working
     #: The cuts of each checksum range of each file; the files that are written here, as one range.
-    cuts: dict[str, list[list[list[Any]]]] = {}
+    cuts: dict[str, list[list[Range]]] = {}
     written: list[str] = []
     for leaf in manifest.schema:
         codec, some = codec_of(leaf), pieces.get(leaf.name, ())
@@ -126,7 +126,7 @@ def _sync_sources(paths: Collection[Path]) -> None:
         sync_folder(folder)
 
 
-def _join(kept: Sequence[Any], cuts: Sequence[list[list[Any]]]) -> list[list[list[Any]]]:
+def _join(kept: Sequence[Any], cuts: Sequence[list[Range]]) -> list[list[Range]]:
     """The cuts of ranges: pieces next to each other that are ``kept`` in the same one are one."""
     groups = groupby(zip(kept, cuts), key=lambda one: one[0])
     return [[cut for _, some in group for cut in some] for _, group in groups]

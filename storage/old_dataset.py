@@ -93,7 +93,7 @@ class OldDataset:
             found, cells = sum_cells(self.folder / path, at, length)
         except OSError as error:
             raise self.damaged(path) from error
-        if found != length or join_ranges(place_cells(self.folder / path, at, length, cells, 0)) != [length, checksum]:
+        if found != length or join_ranges(place_cells(self.folder / path, at, length, cells, 0)) != (length, checksum):
             raise self.damaged(path)
         return cells
 

@@ -102,7 +102,7 @@ def gymnasium_space(manifest: Manifest, base: str, count: Count) -> gymnasium.Sp
 
     _check_step(manifest.schema)
     bounds = leaf_bounds(manifest.schema, manifest.spaces)
-    whole = manifest.spaces[base] if base in manifest.spaces else _boxes(manifest.schema, base)
+    whole: Any = manifest.spaces[base] if base in manifest.spaces else _boxes(manifest.schema, base)
     leaves = {one.path: bounds.get(one.key) for one in basic_spaces(whole, base)}
 
     def build(space: Space, path: tuple[str | int, ...]) -> Any:

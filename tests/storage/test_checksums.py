@@ -23,7 +23,7 @@ def test_running_checksum(pieces):
 @given(st.lists(st.binary(max_size=100), min_size=1, max_size=8))
 def test_ranges_joined_without_their_bytes(pieces):
     data = b"".join(pieces)
-    assert join_ranges([[len(piece), crc32c(piece)] for piece in pieces]) == [len(data), crc32c(data)]
+    assert join_ranges([(len(piece), crc32c(piece)) for piece in pieces]) == (len(data), crc32c(data))
 
 
 def test_known_value():
@@ -38,6 +38,6 @@ def test_damaged_ranges(tmp_path, monkeypatch):
     path.write_bytes(data)
     sums = [crc32c(b""), crc32c(data[:30]), crc32c(data[30:])]
     assert list(damaged_ranges(path, list(zip([0, 30, 70], sums)))) == []
-    assert list(damaged_ranges(path, [[0, sums[1]], [30, sums[1]], [70, sums[1]]])) == [(0, 0), (30, 70)]
+    assert list(damaged_ranges(path, [(0, sums[1]), (30, sums[1]), (70, sums[1])])) == [(0, 0), (30, 70)]
     sums = [crc32c(data[:90]), crc32c(data[90:]), "00000000"]  # a file that ends early
     assert list(damaged_ranges(path, list(zip([90, 20, 5], sums)))) == [(90, 20), (110, 5)]

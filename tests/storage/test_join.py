@@ -57,7 +57,7 @@ def test_the_blocks_of_a_file_follow_from_the_cells_of_its_pieces(seed: int, tmp
     (tmp_path / "whole").write_bytes(whole)
     (blocks,) = cut_file(tmp_path / "whole", [len(whole)])
     assert join_cuts(cuts) == blocks
-    assert blocks == [[len(one), crc32c(one)] for at in range(0, len(whole), BLOCK) if (one := whole[at : at + BLOCK])]
+    assert blocks == [(len(one), crc32c(one)) for at in range(0, len(whole), BLOCK) if (one := whole[at : at + BLOCK])]
 
 
 def make_parts(folder: Path, chance: random.Random) -> tuple[list[tuple[Path, int, int]], bytes]:
