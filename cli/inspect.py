@@ -190,7 +190,7 @@ def _bytes_of(manifest: Manifest, leaf: Leaf) -> int:
 def _episode_rows(table: EpisodeTable) -> list[tuple[int, int, int, float, str]]:
     from ..storage.episodes import OUTCOMES
 
-    columns = zip(table.start.tolist(), table.length.tolist(), table.returns.tolist(), table.outcome.tolist())
+    columns = zip(table.starts.tolist(), table.lengths.tolist(), table.returns.tolist(), table.outcomes.tolist())
     return [(i, start, length, total, OUTCOMES[code]) for i, (start, length, total, code) in enumerate(columns)]
 
 

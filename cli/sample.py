@@ -64,7 +64,7 @@ def run(
 
     with phase("loading"):
         opened = open_dataset(dataset, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
-        longest = int(opened.episodes.length.max(initial=0))
+        longest = int(opened.episodes.lengths.max(initial=0))
         if slice_len is not None and slice_len > longest:
             message = f"no episode of {opened.id} has {amounts.plural(slice_len, 'step')}"
             raise UsageError(message, hint=f"the longest has {longest:,}: --slice-len {longest} or less")

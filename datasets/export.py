@@ -111,13 +111,13 @@ class _Export:
     def last_steps(self) -> np.ndarray:
         """Which steps are the last of an episode, bool ``[steps]``."""
         is_last = np.zeros(len(self.dataset), bool)
-        is_last[self.dataset.episodes.start + self.dataset.episodes.length - 1] = True
+        is_last[self.dataset.episodes.starts + self.dataset.episodes.lengths - 1] = True
         return is_last
 
     def episodes(self) -> list[tuple[int, int]]:
         """The first step of each episode, and the one after its last."""
         table = self.dataset.episodes
-        return list(zip(table.start.tolist(), (table.start + table.length).tolist()))
+        return list(zip(table.starts.tolist(), (table.starts + table.lengths).tolist()))
 
     def note_left_out(self, held: Collection[str]) -> None:
         """Note the keys that are not among those that the file has."""
@@ -257,7 +257,7 @@ def _write_npz(work: _Export, part: Path, target: Path) -> None:
             with _member(archive, key, leaf.np_dtype, (count, *leaf.shape)) as file:
                 for _, block in work.states(key) if states else work.blocks(key):
                     file.write(np.ascontiguousarray(block).data)
-        lengths = dataset.episodes.length.astype(np.int64)
+        lengths = dataset.episodes.lengths.astype(np.int64)
         with _member(archive, "episode_lengths", lengths.dtype, lengths.shape) as file:
             file.write(lengths.data)
     _note_cut(work)
@@ -320,7 +320,7 @@ def _end_flags(work: _Export) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _note_cut(work: _Export) -> None:
-    cut = int((work.dataset.episodes.outcome == CUT).sum())
+    cut = int((work.dataset.episodes.outcomes == CUT).sum())
     if cut:
         some = "1 episode that the data cut counts" if cut == 1 else f"{cut} episodes that the data cut count"
         work.notes.append(f"{some} as truncated, as at a time limit.")
@@ -449,8 +449,8 @@ def _write_parquet(work: _Export, part: Path, target: Path) -> None:
     with parquet.ParquetWriter(part, _parquet_schema(work, pyarrow), compression="zstd") as writer:
         for low, high in _spans(0, len(dataset), work.row_bytes(keys)):
             numbers = np.arange(low, high)
-            episode = np.searchsorted(dataset.episodes.start, numbers, "right") - 1
-            columns = [pyarrow.array(episode), pyarrow.array(numbers - dataset.episodes.start[episode])]
+            episode = np.searchsorted(dataset.episodes.starts, numbers, "right") - 1
+            columns = [pyarrow.array(episode), pyarrow.array(numbers - dataset.episodes.starts[episode])]
             blocks = [work.rows(key, low, high) for key in keys]
             columns += [list_column(block, pyarrow) for block in blocks]
             writer.write_batch(pyarrow.record_batch(columns, schema=writer.schema))
@@ -518,7 +518,7 @@ def _write_rlds(work: _Export, part: Path, target: Path) -> None:
                 lists[feature.name] = [one for block in blocks for one in feature.encode(block)]
         reward = work.rows("next/reward", start, end).reshape(-1)
         lists["reward"] = np.append(reward, np.float32(0))
-        at, outcome = np.arange(start, end + 1), dataset.episodes.outcome[number]
+        at, outcome = np.arange(start, end + 1), dataset.episodes.outcomes[number]
         lists["is_first"] = at == start
         lists["is_last"] = (at == end) & (outcome != CUT)
         lists["is_terminal"] = (at == end) & (outcome == TERMINATED)
@@ -619,7 +619,7 @@ def _lerobot_blocks(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Blocks of rows of an episode, whose steps are ``low`` to ``high - 1``."""
     row_bytes = work.row_bytes(columns) + 8
-    is_cut = work.dataset.episodes.outcome[episode] == CUT
+    is_cut = work.dataset.episodes.outcomes[episode] == CUT
     for at, stop in _spans(low, high + 1, row_bytes):
 
         def rows(key: str, at: int = at, stop: int = stop) -> np.ndarray:

@@ -48,11 +48,11 @@ class Episodes:
 def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | None) -> Episodes:
     """The episodes of the first ``num_frames`` steps, the last one shortened, in slices of ``slice_len`` steps."""
     steps = table.steps if num_frames is None else min(num_frames, table.steps)
-    count = int(np.searchsorted(table.start, steps, "left"))
-    starts = np.asarray(table.start[:count], np.int64)
-    ends = np.minimum(starts + table.length[:count], steps)
-    added = ends < starts + table.length[:count]
-    cut = (table.outcome[:count] == CUT) | added
+    count = int(np.searchsorted(table.starts, steps, "left"))
+    starts = np.asarray(table.starts[:count], np.int64)
+    ends = np.minimum(starts + table.lengths[:count], steps)
+    added = ends < starts + table.lengths[:count]
+    cut = (table.outcomes[:count] == CUT) | added
     midway = np.array(table.midway[:count], bool)
     if slice_len is not None:
         pieces = -(-(ends - starts) // slice_len)

@@ -500,7 +500,7 @@ class FunctionReader(Reader):
         firsts = np.cumsum([0, *(one["steps"] for one in about)])
         midway = [np.array(one["midway"], np.int64) + first for one, first in zip(about, firsts)]
         spaces = {} if self.whole else remaining_spaces(self.input, self._shapes, self._changed)
-        begins = np.isin(episodes.start, np.concatenate(midway))
+        begins = np.isin(episodes.starts, np.concatenate(midway))
         return Facts(counts, self._notes(counts), spaces=spaces, midway=begins)
 
     @property

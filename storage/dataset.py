@@ -208,7 +208,7 @@ class Dataset:
     @cached_property
     def _starts(self) -> torch.Tensor:
         """`episode_starts`, not to be changed."""
-        return torch.from_numpy(np.append(self.episodes.start, len(self)))
+        return torch.from_numpy(np.append(self.episodes.starts, len(self)))
 
     @property
     def rows(self) -> Mapping[str, Rows]:
@@ -338,8 +338,8 @@ class Dataset:
         if not -len(self.episodes) <= number < len(self.episodes):
             raise UsageError(f"there is no episode {number}: {self.id} has {len(self.episodes)}")
         number %= len(self.episodes)
-        start = int(self.episodes.start[number])
-        return self._range(start, start + int(self.episodes.length[number]), 1)
+        start = int(self.episodes.starts[number])
+        return self._range(start, start + int(self.episodes.lengths[number]), 1)
 
     def to_tensordict(self) -> TensorDict:
         """Return the whole dataset in memory, as TED with batch ``[steps]``; state leaves become ``key`` and ``next/key``."""

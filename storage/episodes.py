@@ -53,13 +53,13 @@ class EpisodeRow(NamedTuple):
 class EpisodeTable(Sequence[EpisodeRow]):
     """The table by columns: read-only arrays ``[episodes]``, those of the mapped files where it was opened from a folder.
 
-    Columns have the names of the files, in the singular; only ``return``, a word of Python, is ``returns``.
+    Columns are named in the plural, fields of an `EpisodeRow` as the files are.
     """
 
-    start: np.ndarray
-    length: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
     returns: np.ndarray
-    outcome: np.ndarray
+    outcomes: np.ndarray
     midway: np.ndarray
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
             object.__setattr__(self, name, view)
 
     def __len__(self) -> int:
-        return len(self.start)
+        return len(self.starts)
 
     @overload
     def __getitem__(self, key: int) -> EpisodeRow: ...
@@ -114,8 +114,8 @@ class EpisodeTable(Sequence[EpisodeRow]):
         for bound, values, within in (
             (min_return, self.returns, np.greater_equal),
             (max_return, self.returns, np.less_equal),
-            (min_length, self.length, np.greater_equal),
-            (max_length, self.length, np.less_equal),
+            (min_length, self.lengths, np.greater_equal),
+            (max_length, self.lengths, np.less_equal),
         ):
             if bound is not None:
                 if not hasattr(bound, "__float__") or math.isnan(float(bound)):
@@ -128,7 +128,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
             unknown = [str(name) for name in wanted if name not in codes]
             if unknown:
                 raise UsageError(f"there is no outcome {', '.join(unknown)}", hint=f"outcomes: {', '.join(codes)}")
-            met &= np.isin(self.outcome, [codes[name] for name in wanted])
+            met &= np.isin(self.outcomes, [codes[name] for name in wanted])
         if top is not None:
             count = _number_of(top, int(met.sum()))
             order = np.lexsort((np.arange(len(self)), -self.returns, np.isnan(self.returns), ~met))
@@ -152,13 +152,13 @@ class EpisodeTable(Sequence[EpisodeRow]):
         return pandas.DataFrame(self._columns())
 
     def _columns(self) -> dict[str, Any]:
-        outcomes = np.array([OUTCOMES.get(code, "") for code in range(max(OUTCOMES) + 1)])[self.outcome]
-        facts = {"start": self.start, "length": self.length, "return": self.returns, "outcome": outcomes.tolist()}
+        outcomes = np.array([OUTCOMES.get(code, "") for code in range(max(OUTCOMES) + 1)])[self.outcomes]
+        facts = {"start": self.starts, "length": self.lengths, "return": self.returns, "outcome": outcomes.tolist()}
         return {"episode": np.arange(len(self)), **facts, "midway": self.midway}
 
     def _row(self, number: int) -> EpisodeRow:
-        facts = (int(self.start[number]), int(self.length[number]), float(self.returns[number]))
-        return EpisodeRow(number, *facts, OUTCOMES[int(self.outcome[number])], bool(self.midway[number]))
+        facts = (int(self.starts[number]), int(self.lengths[number]), float(self.returns[number]))
+        return EpisodeRow(number, *facts, OUTCOMES[int(self.outcomes[number])], bool(self.midway[number]))
 
     def __repr__(self) -> str:
         return f"EpisodeTable({', '.join(f'{name} {value}' for name, value in self._facts())})"
@@ -168,20 +168,20 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
     def _facts(self) -> list[tuple[str, str]]:
         facts = [("episodes", count(len(self))), ("steps", count(self.steps))]
-        for name, values in (("length", self.length), ("return", self.returns)) if len(self) else ():
+        for name, values in (("length", self.lengths), ("return", self.returns)) if len(self) else ():
             facts.append((name, f"{real(values.mean())} ({real(values.min())} to {real(values.max())})"))
-        ends = {name: int(np.count_nonzero(self.outcome == code)) for code, name in OUTCOMES.items()}
+        ends = {name: int(np.count_nonzero(self.outcomes == code)) for code, name in OUTCOMES.items()}
         return [*facts, *((name, count(number)) for name, number in ends.items() if number)]
 
     @property
     def steps(self) -> int:
         """Steps of all episodes together."""
-        return int(self.start[-1] + self.length[-1]) if len(self) else 0
+        return int(self.starts[-1] + self.lengths[-1]) if len(self) else 0
 
     @property
-    def state_start(self) -> np.ndarray:
+    def state_starts(self) -> np.ndarray:
         """First state row of every episode, int64."""
-        return self.start + np.arange(len(self))
+        return self.starts + np.arange(len(self))
 
     @property
     def whole(self) -> np.ndarray:
@@ -189,16 +189,16 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
         The return of any other episode covers only a part of it. An episode that a time limit truncated is whole.
         """
-        return (self.outcome != CUT) & ~self.midway
+        return (self.outcomes != CUT) & ~self.midway
 
     def check(self) -> None:
         """Raise SchemaError unless the episodes are contiguous, in order and not empty, and have known outcomes."""
         expected = 0
         for low in range(0, len(self), _CHECKED):  # in blocks: tables of bandits have a row for every step
-            start, length = self.start[low : low + _CHECKED], self.length[low : low + _CHECKED]
+            start, length = self.starts[low : low + _CHECKED], self.lengths[low : low + _CHECKED]
             if int(length.min()) < 1 or int(start[0]) != expected or (start[1:] - start[:-1] != length[:-1]).any():
                 raise SchemaError("the episode table leaves gaps, overlaps, or has empty episodes")
-            if not np.isin(self.outcome[low : low + _CHECKED], tuple(OUTCOMES)).all():
+            if not np.isin(self.outcomes[low : low + _CHECKED], tuple(OUTCOMES)).all():
                 raise SchemaError("the episode table has an unknown outcome")
             expected = int(start[-1]) + int(length[-1])
 
@@ -215,7 +215,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
 
     def summary(self) -> tuple[dict[str, float], dict[str, float]]:
         """``(returns, lengths)``: mean, std, min and max over episodes, for the manifest."""
-        return _statistics(self.returns), _statistics(self.length)
+        return _statistics(self.returns), _statistics(self.lengths)
 
     def write(self, folder: Path) -> list[str]:
         """Write the table into a dataset folder; returns the paths of its files there."""
@@ -261,10 +261,10 @@ class EpisodeBuilder:
         """The table of all episodes added."""
         length = np.array([row[0] for row in self.rows], np.int64)
         return EpisodeTable(
-            start=np.cumsum(length) - length,
-            length=length,
+            starts=np.cumsum(length) - length,
+            lengths=length,
             returns=np.array([row[1] for row in self.rows], np.float64),
-            outcome=np.array([row[2] for row in self.rows], np.uint8),
+            outcomes=np.array([row[2] for row in self.rows], np.uint8),
             midway=np.array([row[3] for row in self.rows], bool),
         )
 

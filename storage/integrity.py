@@ -314,7 +314,7 @@ def check_invariants(folder: Path, manifest: Manifest, block: int = 65_536) -> l
     needed = {*FLAGS, "next/reward", *("next/" + flag for flag in FLAGS), *(name for pair in twins for name in pair)}
     rows = {name: open_array(folder, schema[name], count) for name in needed}
     returns = np.zeros(len(episodes))
-    start = np.asarray(episodes.start)
+    start = np.asarray(episodes.starts)
     last = np.append(start[1:], count) - 1
     for low in range(0, count, block):
         high = min(low + block, count)
@@ -324,7 +324,7 @@ def check_invariants(folder: Path, manifest: Manifest, block: int = 65_536) -> l
         at = last[ending] - low
         ends, unlike = np.zeros((2, high - low), bool)
         ends[at] = True
-        unlike[at] = flags["terminated"][at] != (episodes.outcome[ending] == TERMINATED)
+        unlike[at] = flags["terminated"][at] != (episodes.outcomes[ending] == TERMINATED)
         found = {
             "done differs from terminated | truncated": flags["done"] != (flags["terminated"] | flags["truncated"]),
             "an episode does not end with done, or goes on after it": flags["done"] != ends,

@@ -75,17 +75,17 @@ class Segments:
     def of_episodes(cls, table: EpisodeTable, numbers: np.ndarray, member: int = 0) -> Segments:
         """Whole episodes of a member, by number."""
         zero = np.zeros(len(numbers), np.int64)
-        return cls(zero + member, numbers, zero, np.asarray(table.length[numbers], np.int64))
+        return cls(zero + member, numbers, zero, np.asarray(table.lengths[numbers], np.int64))
 
     @classmethod
     def of_steps(cls, table: EpisodeTable, steps: np.ndarray) -> Segments:
         """Steps in the order given; consecutive steps of one episode are a segment."""
-        episode = np.searchsorted(table.start, steps, "right") - 1
+        episode = np.searchsorted(table.starts, steps, "right") - 1
         begins = np.ones(len(steps), bool)
         begins[1:] = (np.diff(steps) != 1) | (np.diff(episode) != 0)
         first = np.flatnonzero(begins)
         length = np.diff(np.append(first, len(steps)))
-        offset = steps[first] - table.start[episode[first]]
+        offset = steps[first] - table.starts[episode[first]]
         return cls(np.zeros(len(first), np.int64), episode[first], offset.astype(np.int64), length.astype(np.int64))
 
     @classmethod
@@ -227,11 +227,11 @@ def _joined(texts: Iterable[str | None]) -> str | None:
 def make_table(members: Sequence[Member], segments: Segments) -> EpisodeTable:
     """The episodes of a view. The return of a part of an episode is the sum of its rewards, which are read from the member."""
     there, returns, outcome, midway = (
-        _gather(members, segments, column) for column in ("length", "returns", "outcome", "midway")
+        _gather(members, segments, column) for column in ("lengths", "returns", "outcomes", "midway")
     )
     for place in np.flatnonzero(segments.length != there).tolist():
         member = members[int(segments.member[place])]
-        begin = int(member.episodes.start[segments.episode[place]] + segments.offset[place])
+        begin = int(member.episodes.starts[segments.episode[place]] + segments.offset[place])
         rewards = member.rows["next/reward"].block(begin, begin + int(segments.length[place]))
         returns[place] = float(rewards.double().sum())
     outcome[segments.offset + segments.length != there] = CUT
@@ -256,14 +256,14 @@ def make_rows(
     members: Sequence[Member], segments: Segments, leaves: Sequence[Leaf], table: EpisodeTable, marked: bool = False
 ) -> dict[str, Rows]:
     """The rows of the leaves of a view, by name; if ``marked``, with the leaf ``dataset`` (`MemberRows`)."""
-    first, member = _gather(members, segments, "start") + segments.offset, segments.member
-    here, there = table.start + np.arange(len(segments)), first + segments.episode
+    first, member = _gather(members, segments, "starts") + segments.offset, segments.member
+    here, there = table.starts + np.arange(len(segments)), first + segments.episode
     runs = {
-        "step": _Runs(member, table.start, first, segments.length, len(members)),
+        "step": _Runs(member, table.starts, first, segments.length, len(members)),
         "state": _Runs(member, here, there, segments.length + 1, len(members)),
     }
-    ends = table.start + table.length - 1
-    cut = torch.from_numpy(ends[segments.offset + segments.length != _gather(members, segments, "length")])
+    ends = table.starts + table.lengths - 1
+    cut = torch.from_numpy(ends[segments.offset + segments.length != _gather(members, segments, "lengths")])
     rows: dict[str, Rows] = {}
     for leaf in leaves:
         if leaf.constant is not None:

@@ -71,10 +71,10 @@ def test_names_of_several_leaves_and_rows_of_episodes(root):
     table = dataset.episodes
     rows = list(table)
     assert len(rows) == len(table) > 3 and rows[:3] == table[:3] and rows[-1] == table[-1]
-    assert table[table.length > 10] == [row for row in rows if row.length > 10] and table[[1, 0]] == [rows[1], rows[0]]
+    assert table[table.lengths > 10] == [row for row in rows if row.length > 10] and table[[1, 0]] == [rows[1], rows[0]]
     for number, row in enumerate(rows):
         episode = dataset.episode(row.number)
-        assert (row.number, row.start, row.length) == (number, int(table.start[number]), len(episode))
+        assert (row.number, row.start, row.length) == (number, int(table.starts[number]), len(episode))
         assert row.returns == pytest.approx(float(episode["next", "reward"].sum()))
         assert (row.outcome == "terminated") == bool(episode["next", "terminated"][-1])
     with pytest.raises(IndexError, match="no episode 60"):

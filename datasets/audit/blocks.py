@@ -99,7 +99,7 @@ class BlockReader:
     def __init__(self, dataset: Dataset, leaves: Leaves) -> None:
         self.dataset, self.leaves = dataset, leaves
         #: The first step of each episode, and the number of steps.
-        self._starts = np.append(dataset.episodes.start, len(dataset))
+        self._starts = np.append(dataset.episodes.starts, len(dataset))
         flags = [name for flag in FLAGS for name in (flag, "next/" + flag) if self._varies(name)]
         #: Keys that are read as ``[n]``, and others.
         self._single = (*flags, "next/reward")

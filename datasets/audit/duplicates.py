@@ -51,8 +51,8 @@ class Duplicates:
     def __init__(self, names: Sequence[str], table: EpisodeTable, *, measured: bool, blind: bool) -> None:
         self.names, self._table = (*names, "next/reward"), table
         self.measured, self.blind, self.steps = measured, blind, 0
-        self._starts = np.asarray(table.start)
-        self.by_episode = not len(table) or int(np.max(table.length)) > 1
+        self._starts = np.asarray(table.starts)
+        self.by_episode = not len(table) or int(np.max(table.lengths)) > 1
         #: The hash of each episode.
         self.episodes = np.zeros(len(table) if self.by_episode else 0, np.uint64)
         #: Kept hashes end in this many zeros.
@@ -87,7 +87,7 @@ class Duplicates:
 
     def comparable(self) -> Array:
         """Which episodes are too long to be equal by chance, bool ``[episodes]``."""
-        length = np.asarray(self._table.length)
+        length = np.asarray(self._table.lengths)
         return length >= (_SHORT if self.measured else _SHORT_COUNTS)
 
     def findings(self) -> Iterator[Finding]:

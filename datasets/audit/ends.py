@@ -38,7 +38,7 @@ class Flags:
         done, terminated, truncated = (block.rows.get("next/" + flag, none) for flag in FLAGS)
         last = block.is_last
         says = np.zeros(len(block), bool)
-        says[last] = self._table.outcome[block.episode[last]] == TERMINATED
+        says[last] = self._table.outcomes[block.episode[last]] == TERMINATED
         masks = {
             "flags_disagree": done != (terminated | truncated),
             "end_inside": (done | terminated | truncated) & ~last,
@@ -85,10 +85,10 @@ class Flags:
 
 def check_table(table: EpisodeTable) -> Iterator[Finding]:
     """Time limits that are stored as terminations, episodes of one step, episodes that are not whole."""
-    length, episodes = np.asarray(table.length), len(table)
+    length, episodes = np.asarray(table.lengths), len(table)
     if not episodes or int(length.max()) == 1:  # bandits
         return
-    terminated, whole = table.outcome == TERMINATED, table.whole
+    terminated, whole = table.outcomes == TERMINATED, table.whole
     longest = int(length[whole].max()) if whole.any() else 0
     at_limit = whole & (length == longest)
     capped = at_limit & terminated
@@ -101,7 +101,7 @@ def check_table(table: EpisodeTable) -> Iterator[Finding]:
         yield find("short_episodes", what, Hits.of(np.flatnonzero(short)), episodes, unit="episode")
     for code, mask, what in (
         ("begins_midway", table.midway, "the beginning is not in the data"),
-        ("ends_cut", table.outcome == CUT, "the data end, or leave steps out, before the episode does"),
+        ("ends_cut", table.outcomes == CUT, "the data end, or leave steps out, before the episode does"),
     ):
         if np.count_nonzero(mask) > 1:  # the last one of a log is cut
             yield find(code, what, Hits.of(np.flatnonzero(mask)), episodes, unit="episode")

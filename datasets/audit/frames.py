@@ -40,7 +40,7 @@ def sample_frames(dataset: Dataset, name: str, actions: tuple[str, ...]) -> list
     chosen = np.unique(np.linspace(0, len(table) - 1, min(len(table), _EPISODES, most // 2)).astype(np.int64))
     found = []
     for episode in chosen.tolist():
-        start, length = int(table.start[episode]), int(table.length[episode])
+        start, length = int(table.starts[episode]), int(table.lengths[episode])
         steps = start + np.unique(np.linspace(0, length - 1, min(length, max(2, most // len(chosen)))).astype(np.int64))
         numbers = steps + episode if rows.leaf.kind == "state" else steps
         frames = rows.take(torch.from_numpy(numbers)).numpy()

@@ -80,7 +80,7 @@ class Transitions:
         self._usual = usual
         #: Whether all observations are counts, choices or pixels: these stand still more often than measured numbers.
         self._counted = not any(usual[name].measured for name in leaves.observations)
-        self._terminated = np.asarray(table.outcome) == TERMINATED
+        self._terminated = np.asarray(table.outcomes) == TERMINATED
         self._same, self._zero, self._zero_states = Hits(), Hits(), 0
         #: Episodes whose last successor is the first state of the next one, and how far the last step of each moves.
         self._joins, self._moves = np.zeros(len(table), bool), np.zeros(len(table), np.float32)
@@ -136,7 +136,7 @@ class Transitions:
 
     def _stays(self) -> Iterator[Finding]:
         """Steps that all lead to their own state, though states vary, each an episode: arrays are cut at such rows."""
-        if not self._alone or int(self._table.length.max()) > 1 or not any(chain.varies for chain in self._chains):
+        if not self._alone or int(self._table.lengths.max()) > 1 or not any(chain.varies for chain in self._chains):
             return  # constant, or what the episode is about
         goes_on = np.flatnonzero(~self._terminated)
         if len(goes_on):

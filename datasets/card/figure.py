@@ -111,7 +111,7 @@ def draw_returns(axes: Axes, found: Overview, table: EpisodeTable) -> None:
     if len(cuts):
         every = found.outcomes["cut"]
         label = f"cut short ({count(every) if len(cuts) == every else f'{len(cuts)} of {count(every)}'})"
-        ends = (table.start + table.length)[cuts]
+        ends = (table.starts + table.lengths)[cuts]
         axes.scatter(ends, table.returns[cuts], s=30, marker="x", color=_ORANGE, label=label)
     axes.set_ylabel("return")
     axes.set_xlabel("steps")

@@ -146,7 +146,7 @@ def choose_strips(dataset: Dataset, episodes: Sequence[int] = ()) -> list[Strip]
         if not 0 <= number < count:
             there = f"episodes are numbered 0 to {count - 1:,}"
             raise UsageError(f"there is no episode {number} in {dataset.id}", hint=there)
-        first, length = int(table.start[number]), int(table.length[number])
+        first, length = int(table.starts[number]), int(table.lengths[number])
         if episodes:
             shown = min(length, ACROSS * max(1, ROWS // len(set(episodes))))
             steps = np.arange(shown) + (length - shown) // 2
@@ -229,7 +229,7 @@ def encode_video(dataset: Dataset, episodes: Sequence[int] = ()) -> bytes:
     from ..formats.video import VideoWriter, require_av
 
     require_av("the file")
-    leaf, length = frame_leaf(dataset), dataset.episodes.length
+    leaf, length = frame_leaf(dataset), dataset.episodes.lengths
     steps = [
         strip.first + step
         for strip in choose_strips(dataset, episodes or [0])
@@ -252,9 +252,9 @@ def encode_video(dataset: Dataset, episodes: Sequence[int] = ()) -> bytes:
 
 def describe_strip(dataset: Dataset, strip: Strip) -> str:
     table = dataset.episodes
-    outcome = OUTCOMES[int(table.outcome[strip.episode])]
+    outcome = OUTCOMES[int(table.outcomes[strip.episode])]
     total = amounts.real(float(table.returns[strip.episode]))
-    length = amounts.plural(int(table.length[strip.episode]), "step")
+    length = amounts.plural(int(table.lengths[strip.episode]), "step")
     return f"episode {strip.episode:,}: {length}, return {total}, {outcome}"
 
 

@@ -215,14 +215,14 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
     return Overview(
         manifest.steps,
         len(table),
-        {name: int(np.count_nonzero(table.outcome == code)) for code, name in OUTCOMES.items()},
+        {name: int(np.count_nonzero(table.outcomes == code)) for code, name in OUTCOMES.items()},
         int(np.count_nonzero(table.midway)),
         manifest.environment,
         reference,
         sum(stop - start for start, stop in ranges),
         sum(some.stop - some.start for some in some_episodes),
         count_values(_joined([table.returns[some] for some in some_episodes])),
-        count_values(_joined([table.length[some] for some in some_episodes])),
+        count_values(_joined([table.lengths[some] for some in some_episodes])),
         distribution(manifest.schema["next/reward"]),
         [
             distribution(leaf)
@@ -282,9 +282,9 @@ def return_series(table: EpisodeTable) -> tuple[np.ndarray, np.ndarray, np.ndarr
     episodes. Returns that are not finite are left out."""
     some = evenly(np.flatnonzero(np.isfinite(table.returns)), MAX_DOTS)
     return (
-        (table.start + table.length)[some],
+        (table.starts + table.lengths)[some],
         table.returns[some],
-        evenly(np.flatnonzero(table.outcome == CUT), MAX_CUTS),
+        evenly(np.flatnonzero(table.outcomes == CUT), MAX_CUTS),
     )
 
 

@@ -63,7 +63,7 @@ class Base(OldDataset):
         manifest = self.manifest
         old = open_episodes(self.folder, manifest.episodes, manifest.steps)
         columns = {name: np.concatenate([rows, vars(added)[name]]) for name, rows in vars(old).items()}
-        columns["start"][len(old) :] += manifest.steps
+        columns["starts"][len(old) :] += manifest.steps
         return EpisodeTable(**columns)
 
     def grown(self, added: Manifest, episodes: EpisodeTable) -> Manifest:

@@ -460,7 +460,7 @@ class EpisodeFiles(Reader):
         found = Counter[str]()
         for record in self._records:
             found.update(record["counts"])
-        counts = {**count_outcomes(episodes.outcome), **found}
+        counts = {**count_outcomes(episodes.outcomes), **found}
         return Facts(counts, count_notes({**_SENTENCES, **self.sentences}, counts), self._part_specs(), self.spaces())
 
     def spaces(self) -> dict[str, Any]:

@@ -459,7 +459,7 @@ class OpenXExperienceReplay(SourceExperienceReplay):
             yield from super().__iter__()
             return
         episodes = self.dataset.episodes
-        for start, length in zip(episodes.start.tolist(), episodes.length.tolist()):
+        for start, length in zip(episodes.starts.tolist(), episodes.lengths.tolist()):
             yield self[start : start + length]
 
 

@@ -54,7 +54,7 @@ def assert_same(made: str, wanted: str) -> None:
     """The same values, episodes and statistics; all checksums are right."""
     one, other = rbdata.open_dataset(made), rbdata.open_dataset(wanted)
     assert len(one) == len(other) and one.manifest.schema.leaves == other.manifest.schema.leaves
-    for name in ("start", "length", "returns", "outcome", "midway"):
+    for name in ("starts", "lengths", "returns", "outcomes", "midway"):
         np.testing.assert_array_equal(getattr(one.episodes, name), getattr(other.episodes, name))
     for number in range(len(one.episodes)):
         steps, same = one.episode(number), other.episode(number)

@@ -48,8 +48,8 @@ def make(root: Path) -> Callable[[str], rbdata.Dataset]:
 
 def assert_same(one: rbdata.Dataset, other: rbdata.Dataset) -> None:
     assert set(one.schema.names) == set(other.schema.names)
-    assert one.episodes.length.tolist() == other.episodes.length.tolist()
-    assert one.episodes.outcome.tolist() == other.episodes.outcome.tolist()
+    assert one.episodes.lengths.tolist() == other.episodes.lengths.tolist()
+    assert one.episodes.outcomes.tolist() == other.episodes.outcomes.tolist()
     for name in one.schema.names:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
         assert one[name].dtype == other[name].dtype
@@ -118,7 +118,7 @@ def test_rlds_of_every_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(list(path.glob("odd_name-train.tfrecord-*-of-00003"))) == 3
     back = rbdata.open_dataset(rbdata.convert(path, "my/back", source="rlds", last_row="observation"))
     assert {name.replace("info/info", "info") for name in back.schema.names} == set(dataset.schema.names)
-    assert back.episodes.outcome.tolist() == dataset.episodes.outcome.tolist()
+    assert back.episodes.outcomes.tolist() == dataset.episodes.outcomes.tolist()
     for name in dataset.schema.names:
         found = back["info/info/reward" if name == "info/reward" else name]
         assert found.dtype == dataset[name].dtype
@@ -301,11 +301,11 @@ def test_what_the_data_cut_is_said(to: Any, tmp_path: Path) -> None:
     one = next(episodes("vector")) | {"terminated": False, "truncated": False}
     del one["info"]
     dataset = rbdata.open_dataset(rbdata.from_episodes([one], "my/cut"))
-    assert dataset.episodes.outcome.tolist() == [3]
+    assert dataset.episodes.outcomes.tolist() == [3]
     done = write_export(dataset, tmp_path / "out-v0", to)
     assert ("1 episode that the data cut counts as truncated" in " ".join(done.notes)) == (to != "rlds")
     back = rbdata.open_dataset(rbdata.convert(done.path, "my/back", procs=1))
-    assert back.episodes.outcome.tolist() == [3 if to == "rlds" else 2]
+    assert back.episodes.outcomes.tolist() == [3 if to == "rlds" else 2]
 
 
 @pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"])

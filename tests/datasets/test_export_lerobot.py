@@ -72,8 +72,8 @@ def back(path: Path, name: str = "my/back") -> rbdata.Dataset:
 
 def assert_same(found: rbdata.Dataset, wanted: rbdata.Dataset) -> None:
     """Every leaf of ``wanted`` is in ``found`` with its values and dtype, and episodes end in the same way."""
-    assert found.episodes.length.tolist() == wanted.episodes.length.tolist()
-    assert found.episodes.outcome.tolist() == wanted.episodes.outcome.tolist()
+    assert found.episodes.lengths.tolist() == wanted.episodes.lengths.tolist()
+    assert found.episodes.outcomes.tolist() == wanted.episodes.outcomes.tolist()
     for name in wanted.schema.names:
         values = found[name]
         assert values.dtype == wanted[name].dtype
@@ -84,7 +84,7 @@ def final_rows(dataset: rbdata.Dataset, key: str) -> np.ndarray:
     """The rows that an export has: those of each episode, and its final observation or the last row again."""
     after = f"next/{key}" if f"next/{key}" in dataset.schema.names else key
     rows, last, parts = dataset[key].numpy(), dataset[after].numpy(), []
-    for start, length in zip(dataset.episodes.start, dataset.episodes.length):
+    for start, length in zip(dataset.episodes.starts, dataset.episodes.lengths):
         parts += [rows[start : start + length], last[start + length - 1 : start + length]]
     return np.concatenate(parts)
 
@@ -226,7 +226,7 @@ def test_frames_are_video_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert np.abs(frames[first:last] - wanted[at : at + one["length"]]).mean() < 4
         at += one["length"]
     found = back(tmp_path / "out")
-    assert found.episodes.outcome.tolist() == dataset.episodes.outcome.tolist()
+    assert found.episodes.outcomes.tolist() == dataset.episodes.outcomes.tolist()
     np.testing.assert_array_equal(found["observation", "state"], dataset["observation", "state"])
     off = found["observation", "pixels"].numpy().astype(int) - dataset["observation", "pixels"].numpy()
     assert np.abs(off).mean() < 4

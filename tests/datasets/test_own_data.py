@@ -119,7 +119,7 @@ def test_stated_successors_keep_their_bits() -> None:
     for path in paths:
         dataset = rbdata.open_dataset(path)
         assert (dataset[:]["next", "observation"][:N].numpy().view(np.uint32) == wanted).all()
-    assert (rbdata.open_dataset("my/list").episodes.length == [N, N]).all()
+    assert (rbdata.open_dataset("my/list").episodes.lengths == [N, N]).all()
 
 
 def test_tensors_that_numpy_lacks_are_stored_by_value() -> None:
@@ -392,7 +392,7 @@ def test_the_ends_of_d3rlpy_1_and_successors_of_rllib(tmp_path: Path) -> None:
         for key, values in {**steps, "observations": there, "episode_terminals": ends, "version": np.zeros(1)}.items():
             file[key] = values
     dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "d3rlpy.h5", "my/d3rlpy"))
-    assert dataset.episodes.outcome.tolist() == [1, 2, 2]
+    assert dataset.episodes.outcomes.tolist() == [1, 2, 2]
     assert dataset[:]["next", "observation"].squeeze(-1).tolist() == [1, 2, 0, 4, 5, 7, 8]
     arrays = {**steps, "obs": there, "new_obs": there + 1, "truncateds": ends & ~steps["terminals"]}
     assert len(rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rllib"))) == 9
@@ -423,7 +423,7 @@ def test_an_episode_whose_number_goes_on_in_the_next_file_goes_on(tmp_path: Path
             parquet.write_table(pa.table({**table, "episode": episode}), tmp_path / f"part-{part}.parquet")
 
     write([0, 0, 0, 1], [1, 1, 2, 2])
-    assert rbdata.open_dataset(rbdata.convert(tmp_path, "my/split", source="arrays")).episodes.length.tolist() == [
+    assert rbdata.open_dataset(rbdata.convert(tmp_path, "my/split", source="arrays")).episodes.lengths.tolist() == [
         3,
         3,
         2,
@@ -432,7 +432,7 @@ def test_an_episode_whose_number_goes_on_in_the_next_file_goes_on(tmp_path: Path
     assert len(rbdata.open_dataset(rbdata.convert(tmp_path, "my/whole", source="arrays")).episodes) == 4
     write([0, 0, 0], [0, 0])  # each file counts its own
     dataset = rbdata.open_dataset(rbdata.convert(tmp_path, "my/own", source="arrays"))
-    assert dataset.episodes.outcome.tolist() == [1, 1]
+    assert dataset.episodes.outcomes.tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("done", [True, np.arange(4) == 3, [[0], [0], [0], [1]]])
@@ -440,7 +440,7 @@ def test_an_episode_whose_number_goes_on_in_the_next_file_goes_on(tmp_path: Path
 def test_done_of_an_episode_is_what_it_is_in_arrays(done: Any, flags: dict[str, Any], outcome: int) -> None:
     episode = {"observation": np.arange(5.0), "action": np.zeros(4), "reward": np.zeros(4), "done": done, **flags}
     dataset = rbdata.open_dataset(rbdata.from_episodes([episode, episode], "my/done"))
-    assert dataset.episodes.outcome.tolist() == [outcome, outcome]
+    assert dataset.episodes.outcomes.tolist() == [outcome, outcome]
 
 
 @pytest.mark.parametrize("names", NAMES)
@@ -452,7 +452,7 @@ def test_episodes_may_have_the_names_that_arrays_may_have(names: str) -> None:
     episodes = [TensorDict({key: torch.as_tensor(value[part]) for key, value in data.items()}) for part in parts]
     arrays = rbdata.open_dataset(rbdata.from_arrays(data, "my/arrays"))
     dataset = rbdata.open_dataset(rbdata.from_episodes(episodes, "my/episodes"))
-    assert dataset.episodes.outcome.tolist() == arrays.episodes.outcome.tolist()
+    assert dataset.episodes.outcomes.tolist() == arrays.episodes.outcomes.tolist()
     assert (dataset[:] == arrays[:]).all()
 
 
@@ -588,7 +588,7 @@ def test_flags_may_be_missing_or_per_step_and_a_last_observation_too() -> None:
     dataset = rbdata.open_dataset(
         rbdata.from_episodes([plain, {**plain, "terminated": np.array([0, 0, 0, 1])}], "my/x")
     )
-    assert dataset.episodes.length.tolist() == [3, 4]  # what follows the first one's last step is not known
+    assert dataset.episodes.lengths.tolist() == [3, 4]  # what follows the first one's last step is not known
     assert dataset["next/truncated"].reshape(-1).tolist() == [False, False, True, False, False, False, False]
     assert dataset["next/terminated"].reshape(-1).tolist() == [False] * 6 + [True]
     assert "Dropped: 1 of 8" in " ".join(dataset.manifest.notes)
@@ -601,7 +601,7 @@ def test_flags_may_have_a_dimension_of_one_in_episodes_of_any_length() -> None:
 
     lengths = [3, 1, 2, 1, 1, 4]
     dataset = rbdata.open_dataset(rbdata.from_episodes(map(episode, lengths), "my/flags", progress=False))
-    assert dataset.episodes.length.tolist() == lengths
+    assert dataset.episodes.lengths.tolist() == lengths
     assert dataset["next", "terminated"].sum() == len(lengths)
 
 
@@ -658,7 +658,7 @@ def test_episodes_with_and_without_a_final_observation() -> None:
     first, second, third = episodes([4, 4, 4])
     second["observation"], second["terminated"] = second["observation"][:4], True
     dataset = rbdata.open_dataset(rbdata.from_episodes([first, second, third], "my/x"))
-    assert dataset.episodes.length.tolist() == [4, 4, 4]
+    assert dataset.episodes.lengths.tolist() == [4, 4, 4]
     np.testing.assert_array_equal(dataset.episode(2)["next", "observation"], third["observation"][1:])
 
 

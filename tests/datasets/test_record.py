@@ -94,8 +94,8 @@ def test_policies_with_state_are_reset_when_an_episode_begins(policy, num_envs, 
             "made = Alternating()\nreset, act = made.reset, made.act\n"
         )
     dataset = rbdata.open_dataset(rbdata.record("CartPole-v1", policy, num_envs=num_envs, episodes=6, name="x"))
-    assert len(dataset.episodes) == 6 and (dataset.episodes.outcome == 1).all()
-    starts = [int(dataset["action"][start]) for start in dataset.episodes.start]
+    assert len(dataset.episodes) == 6 and (dataset.episodes.outcomes == 1).all()
+    starts = [int(dataset["action"][start]) for start in dataset.episodes.starts]
     assert starts == ([1] * 6 if policy == "pol.py" or num_envs == 2 else [0, 1] * 3)
     actions = dataset["action"].numpy()
     inside = ~dataset["next/done"].numpy()[:-1, 0]
@@ -109,7 +109,7 @@ def test_episodes_whole_and_shared_among_environments(capsys):
     assert command_line(["download", "gymnasium/tests/Counter-v0", "--episodes", "3", "--name", "alone"]) == 0
     assert "write 3 episodes to" in capsys.readouterr().err
     alone = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=3, name="alone"))
-    assert alone.episodes.length.tolist() == dataset.episodes.length.tolist()[:3] == [3, 1, 7]
+    assert alone.episodes.lengths.tolist() == dataset.episodes.lengths.tolist()[:3] == [3, 1, 7]
     assert alone.manifest.source["options"]["episodes"] == 3
     both = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=3, steps=5, name="both"))
     assert len(both) == 5

@@ -176,7 +176,7 @@ def test_cut_episodes_have_no_score():
 
     rbdata.record("ALE/Breakout-v5", steps=60, name="cut")
     cut = rbdata.open_dataset("ALE/Breakout-v5@cut")
-    assert cut.episodes.outcome.tolist() == [3] and np.isnan(cut.normalized_returns).all()
+    assert cut.episodes.outcomes.tolist() == [3] and np.isnan(cut.normalized_returns).all()
     found = rbdata.inspect("ALE/Breakout-v5@cut")
     assert found.scores == {} and found.not_scored == 1
     score = dict(describe_episodes(cut.manifest, found))["score"]

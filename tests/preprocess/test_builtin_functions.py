@@ -69,7 +69,7 @@ def test_alone(name, layout, args, tmp_path):
     for key in whole.keys(True, True):
         assert found[key].dtype == whole[key].dtype
         assert torch.equal(found[key], whole[key]), key
-    assert made.episodes.length.tolist() == lengths
+    assert made.episodes.lengths.tolist() == lengths
     assert check_invariants(made.path, made.manifest) == []
     verify(made.path)
     assert made.manifest.lineage["functions"][0]["function"] == f"rbdata:{name}"
@@ -110,7 +110,7 @@ def test_a_chain_of_three_with_two_first_passes(tmp_path):
     source = Dataset(tmp_path / "my/input")
     bound = np.quantile(source.episodes.returns, 0.5)
     kept = [source.episode(n) for n in range(len(source.episodes)) if source.episodes.returns[n] >= bound]
-    assert made.episodes.length.tolist() == [len(td) for td in kept]
+    assert made.episodes.lengths.tolist() == [len(td) for td in kept]
     rows = torch.cat(kept)["observation"].double().numpy()  # the second pass saw what the first function kept
     np.testing.assert_allclose(
         made.statistics["normalize_observations"]["observation"]["mean"], rows.mean(0), rtol=1e-9

@@ -70,7 +70,7 @@ class TestSameBytes:
             made.append(lasting(dataset.path))
         assert all(one == made[0] for one in made)
         check_files(dataset.path, whole, lengths)
-        assert dataset.episodes.length.tolist() == lengths
+        assert dataset.episodes.lengths.tolist() == lengths
         assert verify(dataset.path).ok
         assert check_invariants(dataset.path, dataset.manifest) == []
         assert contents(source) == before
@@ -194,6 +194,6 @@ def test_any_dataset_any_function(tmp_path_factory, lengths, layout, per, batch,
     dataset = run(root, fn, per=per, batch_size=batch, procs=0)
     whole, found = plain(source, fn, per, batch)
     check_files(dataset.path, whole, found)
-    assert dataset.episodes.length.tolist() == found
+    assert dataset.episodes.lengths.tolist() == found
     assert check_invariants(dataset.path, dataset.manifest) == []
-    assert set(np.unique(dataset.episodes.outcome)) <= {TERMINATED, 2, CUT}
+    assert set(np.unique(dataset.episodes.outcomes)) <= {TERMINATED, 2, CUT}

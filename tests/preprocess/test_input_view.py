@@ -95,9 +95,9 @@ class TestWindows:
         )
         source = Dataset(inputs / "my" / layout)
         expected = [
-            min(length, whole - low) for whole in source.episodes.length.tolist() for low in range(0, whole, length)
+            min(length, whole - low) for whole in source.episodes.lengths.tolist() for low in range(0, whole, length)
         ]
-        assert dataset.episodes.length.tolist() == expected
+        assert dataset.episodes.lengths.tolist() == expected
         assert torch.equal(dataset["observation"], source["observation"])
         assert torch.equal(dataset["next/observation"], source["next/observation"])
         assert torch.equal(dataset["next/terminated"], source["next/terminated"])
@@ -111,9 +111,9 @@ class TestWindows:
         count = min(number, len(source))
         assert len(dataset) == count
         assert torch.equal(dataset["next/reward"], source["next/reward"][:count] * 2)
-        last = int(dataset.episodes.outcome[-1])
-        whole = count in np.cumsum(source.episodes.length)
-        assert last == (source.episodes.outcome[len(dataset.episodes) - 1] if whole else CUT)
+        last = int(dataset.episodes.outcomes[-1])
+        whole = count in np.cumsum(source.episodes.lengths)
+        assert last == (source.episodes.outcomes[len(dataset.episodes) - 1] if whole else CUT)
         assert check_invariants(dataset.path, dataset.manifest) == []
 
     def test_early_ends_make_episodes(self, inputs):
@@ -129,7 +129,7 @@ class TestWindows:
             dataset = run(inputs, fn, source="my/zstd", dest="my/ended", per=per, batch_size=size, force=True)
             whole, lengths = plain(source, fn, per, size or 0)
             check_files(dataset.path, whole, lengths)
-            assert dataset.episodes.length.tolist() == lengths
+            assert dataset.episodes.lengths.tolist() == lengths
             assert check_invariants(dataset.path, dataset.manifest) == []
 
     def test_changed_ends_need_not_be_said_twice(self, inputs):

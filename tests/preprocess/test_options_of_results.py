@@ -148,29 +148,29 @@ class TestTrim:
         rbdata.from_episodes(idle([10, 6, 4], [(2, 7), (0, 5), (1, 1)]), "my/robot")
         assert command(["preprocess", "my/robot", "--trim", "0.05", "--dest", "my/moves"]) == 0
         made = Dataset(root / "my/moves")
-        assert made.episodes.length.tolist() == [6, 6, 1]
+        assert made.episodes.lengths.tolist() == [6, 6, 1]
         assert made["observation"].view(-1).tolist() == [*range(2, 8), *range(6), 1]
         assert made["next/observation"].view(-1).tolist() == [*range(3, 9), *range(1, 7), 2]
-        assert made.episodes.outcome.tolist() == [2, 2, 2]
+        assert made.episodes.outcomes.tolist() == [2, 2, 2]
         assert check_invariants(made.path, made.manifest) == []
 
     def test_an_episode_that_terminated_keeps_its_end(self, root):
         rbdata.from_episodes(idle([10], [(2, 7)], terminated=True), "my/robot")
         rbdata.preprocess("my/robot", dest="my/moves", trim=0.05, procs=0)
         made = Dataset(root / "my/moves")
-        assert made.episodes.length.tolist() == [8] and bool(made["next/terminated"][-1])
+        assert made.episodes.lengths.tolist() == [8] and bool(made["next/terminated"][-1])
 
     def test_an_episode_in_which_nothing_moves_is_dropped(self, root):
         rbdata.from_episodes(idle([5, 5], [(5, 5), (1, 2)]), "my/robot")
         rbdata.preprocess("my/robot", dest="my/moves", trim=0.05, procs=0)
-        assert Dataset(root / "my/moves").episodes.length.tolist() == [2]
+        assert Dataset(root / "my/moves").episodes.lengths.tolist() == [2]
 
     def test_the_norm_is_of_all_numbers_and_inclusive(self, root):
         rbdata.from_episodes(idle([4], [(1, 2)]), "my/robot")
         threshold = float(torch.full((2,), 0.01).double().norm())
         for trim, length in ((threshold, 2), (threshold * 0.99, 4)):
             rbdata.preprocess("my/robot", dest="my/moves", trim=trim, procs=0, force=True)
-            assert Dataset(root / "my/moves").episodes.length.tolist() == [length]
+            assert Dataset(root / "my/moves").episodes.lengths.tolist() == [length]
 
     def test_actions_that_are_choices_are_refused(self, root, capsys):
         make_input(root)

@@ -222,7 +222,7 @@ class TestNumbers:
         options = {"per": "episode", "read_options": ReadOptions(slice_len=3), "procs": 0, "force": True}
         dataset = run(shared, numbered, dest="my/slices", **options)
         assert torch.equal(dataset["n"], source.episode_of(torch.arange(len(source))))
-        assert set(dataset.episodes.start.tolist()) >= set(steps)
+        assert set(dataset.episodes.starts.tolist()) >= set(steps)
 
     def test_without_a_function_there_is_a_clear_error(self, shared):
         with pytest.raises(UsageError, match="fn is a function"):
@@ -462,7 +462,7 @@ def test_a_chain_equals_runs_one_after_the_other(tmp_path, seed):
     for name in expected.schema.names:
         # sums of statistics are made in another order
         torch.testing.assert_close(dataset[name], expected[name], rtol=1e-6, atol=1e-6, msg=f"{name} of {chain}")
-    for name in ("start", "length", "outcome", "midway"):
+    for name in ("starts", "lengths", "outcomes", "midway"):
         assert getattr(dataset.episodes, name).tolist() == getattr(expected.episodes, name).tolist(), (name, chain)
 
 

@@ -39,7 +39,7 @@ def frames(path: Path) -> list[bytes]:
 
 def same_values(dataset: Dataset, source: Path, fn, per: str, batch: int) -> None:
     whole, lengths = plain(Dataset(source), fn, per, batch)
-    assert dataset.episodes.length.tolist() == lengths
+    assert dataset.episodes.lengths.tolist() == lengths
     got = dataset.to_tensordict()
     assert torch.equal(got["observation"], whole["observation"])
     assert torch.equal(got["next", "observation"], whole["next", "observation"])
@@ -129,7 +129,7 @@ class TestUnread:
         cut = run(tmp_path, "rbdata:clip_rewards", "my/cut", source=source, num_frames=100)
         assert torch.equal(cut.to_tensordict()["observation"], Dataset(source).to_tensordict()["observation"][:100])
         slices = run(tmp_path, "rbdata:clip_rewards", "my/slices", source=source, read_options=ReadOptions(slice_len=3))
-        assert int(slices.episodes.length.max()) == 3
+        assert int(slices.episodes.lengths.max()) == 3
         assert torch.equal(slices.to_tensordict()["observation"], Dataset(source).to_tensordict()["observation"])
         table, pieces = slices.episodes, iter(slices.episodes)
         for episode in Dataset(source).episodes:
@@ -137,7 +137,7 @@ class TestUnread:
                 piece = next(pieces)
                 assert piece.midway == (episode.midway or first > 0)
                 assert (piece.outcome == "cut") == (episode.outcome == "cut" or first + 3 < episode.length)
-        assert table.whole.sum() == (Dataset(source).episodes.whole & (Dataset(source).episodes.length <= 3)).sum()
+        assert table.whole.sum() == (Dataset(source).episodes.whole & (Dataset(source).episodes.lengths <= 3)).sum()
         for made in (cut, slices, chain):
             assert verify(made.path).ok
 
@@ -203,15 +203,15 @@ class TestTouched:
                 td["next", "observation"].bitwise_xor_(1)
             return td
 
-        lengths = Dataset(source).episodes.length
+        lengths = Dataset(source).episodes.lengths
         made = run(tmp_path, later, source=source, per="episode", batch_size=1)
         old, new = Dataset(source).to_tensordict(), made.to_tensordict()
         changed = (old["observation"] != new["observation"]).flatten(1).any(1)
         first = int(changed.nonzero()[0])
-        assert first in Dataset(source).episodes.start.tolist()
+        assert first in Dataset(source).episodes.starts.tolist()
         assert bool(changed[first:].all())
         assert torch.equal(new["observation"][first:], old["observation"][first:] ^ 1)
-        states = first + int((Dataset(source).episodes.start < first).sum())
+        states = first + int((Dataset(source).episodes.starts < first).sum())
         assert frames(made.path)[:states] == frames(source)[:states]
         assert len(lengths) == len(made.episodes)
         assert verify(made.path).ok

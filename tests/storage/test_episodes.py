@@ -11,8 +11,8 @@ from storage_tools import make_episodes, table
 
 def test_episode_table():
     episodes = table(make_episodes([5, 1, 9, 2, 12, 1]))
-    assert episodes.start.tolist() == [0, 5, 6, 15, 17, 29]
-    assert episodes.state_start.tolist() == [0, 6, 8, 18, 21, 34]
+    assert episodes.starts.tolist() == [0, 5, 6, 15, 17, 29]
+    assert episodes.state_starts.tolist() == [0, 6, 8, 18, 21, 34]
     assert episodes.steps == 30
     returns, lengths = episodes.summary()
     assert lengths == {"mean": 5.0, "std": pytest.approx(np.std([5, 1, 9, 2, 12, 1])), "min": 1.0, "max": 12.0}

@@ -150,7 +150,7 @@ def edit(folder: Path, name: str, step: int, value) -> None:
 def edit_episodes(folder: Path, **change) -> None:
     """Replace columns of the episode table, whatever the result means."""
     episodes = Dataset(folder).episodes
-    values = {name: getattr(episodes, name).copy() for name in ("start", "length", "returns", "outcome", "midway")}
+    values = {name: getattr(episodes, name).copy() for name in ("starts", "lengths", "returns", "outcomes", "midway")}
     for name, value in change.items():
         values[name][: len(value)] = value
     table = EpisodeTable(**values)
@@ -190,11 +190,11 @@ VIOLATIONS = {
     ),
     "returns": (lambda f: edit(f, "next/reward", 7, 1e6), ["episode returns are not the sums of the rewards"]),
     "outcome": (
-        lambda f: edit_episodes(f, outcome=[TRUNCATED]),
+        lambda f: edit_episodes(f, outcomes=[TRUNCATED]),
         ["the episode table says terminated, the flags do not (or the reverse) (step 4)"],
     ),
     "outcome the other way": (
-        lambda f: edit_episodes(f, outcome=[TERMINATED, TERMINATED]),
+        lambda f: edit_episodes(f, outcomes=[TERMINATED, TERMINATED]),
         ["the episode table says terminated, the flags do not (or the reverse) (step 5)"],
     ),
     "successor": (
@@ -212,11 +212,11 @@ VIOLATIONS = {
         ),
         ["next/observation is not the following observation (step 9)"],
     ),
-    "gap in the table": (lambda f: edit_episodes(f, start=[0, 6]), ["the episode table leaves gaps"]),
-    "does not begin at 0": (lambda f: edit_episodes(f, start=[1]), ["the episode table leaves gaps"]),
-    "empty episode": (lambda f: edit_episodes(f, start=[0, 0], length=[0, 6]), ["the episode table leaves gaps"]),
+    "gap in the table": (lambda f: edit_episodes(f, starts=[0, 6]), ["the episode table leaves gaps"]),
+    "does not begin at 0": (lambda f: edit_episodes(f, starts=[1]), ["the episode table leaves gaps"]),
+    "empty episode": (lambda f: edit_episodes(f, starts=[0, 0], lengths=[0, 6]), ["the episode table leaves gaps"]),
     "table too short": (
-        lambda f: edit_episodes(f, length=[5, 1, 9, 2, 12, 9]),
+        lambda f: edit_episodes(f, lengths=[5, 1, 9, 2, 12, 9]),
         ["the episode table covers 38 steps, the dataset has 30"],
     ),
     "no table": (lambda f: edit_manifest(f, episodes=0), ["the episode table covers 0 steps, the dataset has 30"]),

@@ -346,7 +346,7 @@ def test_writing_into_the_mapping_itself_does_not_reach_the_file(folder):
 
 
 def test_the_episode_table_cannot_be_written(dataset):
-    for name in ("start", "length", "returns", "outcome", "midway"):
+    for name in ("starts", "lengths", "returns", "outcomes", "midway"):
         with pytest.raises(ValueError, match="read-only"):
             getattr(dataset.episodes, name)[0] = 1
 

@@ -47,7 +47,7 @@ def test_what_was_opened_is_read_on(tmp_path, layout, how):
     for dataset in (opened, derived):
         for name, rows in columns(OLD).items():
             np.testing.assert_array_equal(dataset[name].numpy(), rows)
-        assert dataset.episodes.length.tolist() == [3, 5, 1]
+        assert dataset.episodes.lengths.tolist() == [3, 5, 1]
     assert derived[:]["episode"].tolist() == [0] * 3 + [1] * 5 + [2]
 
 

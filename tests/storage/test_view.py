@@ -120,12 +120,12 @@ def test_what_a_program_gets_is_not_what_is_read_by(pair):
 
 def test_windows_that_all_cross_an_edge(pair):
     a, b = pair
-    shortest = [int(one.episodes.length.argmin()) for one in pair]
+    shortest = [int(one.episodes.lengths.argmin()) for one in pair]
     both = rbdata.concat([a.select(episodes=shortest[:1]), b.select(episodes=shortest[1:])])
-    longest = int(both.episodes.length.max())
+    longest = int(both.episodes.lengths.max())
     windows = both.read(torch.arange(len(both)), before=0, after=longest, keys=["action"])
     assert torch.equal(
-        windows["mask"].sum(1), torch.cat([torch.arange(n, 0, -1) for n in both.episodes.length.tolist()])
+        windows["mask"].sum(1), torch.cat([torch.arange(n, 0, -1) for n in both.episodes.lengths.tolist()])
     )
     actions = both.to_tensordict()["action"]
     for row, mask in enumerate(windows["mask"]):
@@ -186,9 +186,9 @@ def test_where(pair):
     a, _ = pair
     table = a.episodes
     assert table.where().all()
-    assert (table.where(min_return=0.0, max_length=5) == ((table.returns >= 0) & (table.length <= 5))).all()
-    assert (table.where(outcome="terminated") == (table.outcome == 1)).all()
-    assert (table.where(outcome=["terminated", "truncated"]) == (table.outcome < 3)).all()
+    assert (table.where(min_return=0.0, max_length=5) == ((table.returns >= 0) & (table.lengths <= 5))).all()
+    assert (table.where(outcome="terminated") == (table.outcomes == 1)).all()
+    assert (table.where(outcome=["terminated", "truncated"]) == (table.outcomes < 3)).all()
     best = set(np.argsort(-table.returns, kind="stable")[:3].tolist())
     assert set(np.flatnonzero(table.where(top=3)).tolist()) == best
     assert table.where(top=0.25).sum() == 3
@@ -197,7 +197,7 @@ def test_where(pair):
     assert table.where(top=1.0).all()  # the share of all, as at the end of a sweep 0.1, 0.5, 1.0
     assert table.where(top=1).sum() == table.where(top=np.int64(1)).sum() == 1
     assert table.where(top=np.float32(0.5), min_return=np.float32(-1e9)).sum() == table.where(top=0.5).sum()
-    odd = np.flatnonzero(table.outcome == 2)
+    odd = np.flatnonzero(table.outcomes == 2)
     assert set(np.flatnonzero(table.where(outcome="truncated", top=2))) == set(odd[np.argsort(-table.returns[odd])[:2]])
 
 
@@ -318,7 +318,7 @@ def test_saving(pair, root):
     assert path == saved.path
     assert rbdata.verify("my/view").ok
     assert_equal(saved.to_tensordict(), view.to_tensordict())
-    for column in ("start", "length", "outcome", "midway"):
+    for column in ("starts", "lengths", "outcomes", "midway"):
         assert (getattr(saved.episodes, column) == getattr(view.episodes, column)).all()
     made_from = saved.manifest.lineage["input"]
     assert [parent["id"] for parent in made_from["parents"]] == [a.id, b.id]
@@ -335,8 +335,8 @@ def test_compressed_rows_are_copied(pair, root):
     a.select(episodes=[4, 2, 3]).save("my/copied", force=True)
     copied = rbdata.open_dataset("my/copied")
     for place, number in enumerate((4, 2, 3)):
-        first, count = int(a.episodes.state_start[number]), int(a.episodes.length[number]) + 1
-        here = int(copied.episodes.state_start[place])
+        first, count = int(a.episodes.state_starts[number]), int(a.episodes.lengths[number]) + 1
+        here = int(copied.episodes.state_starts[place])
         sources: Any = (a.rows["observation"], first), (copied.rows["observation"], here)
         wanted, found = (rows.stored(begin, begin + count) for rows, begin in sources)
         assert all((one == other).all() for one, other in zip(wanted, found))

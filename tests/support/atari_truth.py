@@ -400,9 +400,9 @@ def assert_holds(dataset: Any, truth: Truth, folder: Path | None = None, black: 
     """The dataset is the truth: every value of every step, every flag, and the episode table."""
     expected = truth.episodes
     table = dataset.episodes
-    assert table.length.tolist() == [len(episode) for episode in expected]
-    assert table.start.tolist() == [sum(len(e) for e in expected[:number]) for number in range(len(expected))]
-    assert table.outcome.tolist() == [CODES[episode.outcome] for episode in expected]
+    assert table.lengths.tolist() == [len(episode) for episode in expected]
+    assert table.starts.tolist() == [sum(len(e) for e in expected[:number]) for number in range(len(expected))]
+    assert table.outcomes.tolist() == [CODES[episode.outcome] for episode in expected]
     assert table.midway.tolist() == [episode.midway for episode in expected]
     assert table.returns.tolist() == [sum(episode.rewards) for episode in expected]
 

@@ -207,7 +207,7 @@ def compare(dataset: Dataset, episodes: Sequence[Any], *, text: bool = True) -> 
         truncated[-1] |= not terminated[-1]
         assert np.array_equal(rows["next", "terminated"].numpy()[:, 0], terminated)
         assert np.array_equal(rows["next", "truncated"].numpy()[:, 0], truncated)
-        assert int(dataset.episodes.length[number]) == steps
+        assert int(dataset.episodes.lengths[number]) == steps
 
 
 def flatten(values: Any, key: str) -> dict[str, Any]:

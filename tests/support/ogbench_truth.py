@@ -67,7 +67,7 @@ def expected(path: Path) -> dict[str, np.ndarray]:
 def assert_holds(dataset: Dataset, columns: Mapping[str, np.ndarray]) -> None:
     """Whether a dataset is sound and has these columns, to the last bit."""
     assert verify(dataset.path).ok and not check_invariants(dataset.path, dataset.manifest)
-    assert np.array_equal(dataset.episodes.length, columns["lengths"])
+    assert np.array_equal(dataset.episodes.lengths, columns["lengths"])
     for key, wanted in columns.items():
         if key != "lengths":
             found = dataset[key].numpy()

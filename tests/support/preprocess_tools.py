@@ -72,7 +72,7 @@ def plain(dataset: Dataset, fn: Callable[[TensorDict], Any], per: str, batch: in
     table = dataset.episodes
     results: list[TensorDict] = []
     if per == "episode":
-        for start, length in zip(table.start.tolist(), table.length.tolist()):
+        for start, length in zip(table.starts.tolist(), table.lengths.tolist()):
             result = fn(data[start : start + length].clone())
             if result is not None:
                 results.append(result)

@@ -72,7 +72,7 @@ def fixture(name: str, last_row: str) -> dict[str, np.ndarray]:
 
 def compare(dataset: Any, expected: Mapping[str, np.ndarray]) -> None:
     """Every leaf, equal to the last bit; texts as UTF-8, zero-padded."""
-    assert dataset.episodes.length.tolist() == expected["length"].tolist()
+    assert dataset.episodes.lengths.tolist() == expected["length"].tolist()
     for key, values in expected.items():
         if key in ("length", "terminated"):
             continue

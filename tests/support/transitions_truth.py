@@ -41,7 +41,7 @@ class Truth:
 
     def check(self, dataset: Any, observation: str = "observation", action: str = "action") -> None:
         """Compare values, dtypes, episodes and flags."""
-        assert dataset.episodes.length.tolist() == [len(steps) for steps, _ in self.episodes]
+        assert dataset.episodes.lengths.tolist() == [len(steps) for steps, _ in self.episodes]
         every = [step for steps, _ in self.episodes for step in steps]
         columns = [np.stack(column) for column in zip(*every)]
         for key, wanted in zip((observation, action, "next/reward", f"next/{observation}"), columns):

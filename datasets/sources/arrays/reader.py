@@ -191,7 +191,7 @@ class ArraysReader(Reader):
         }
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        counts = {**count_outcomes(episodes.outcome), **parts[-1].about["counts"], "environments": 1}
+        counts = {**count_outcomes(episodes.outcomes), **parts[-1].about["counts"], "environments": 1}
         states = episodes.steps + len(episodes)
         made_of = {"name": self.name, "size": None, "crc32c": None}
         spec = PartSpec(RECORDING, states, RECORDING, made_of, number=0, first_state=0)

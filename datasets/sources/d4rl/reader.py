@@ -175,7 +175,7 @@ class D4rlReader(WholeFileReader):
         self.sha256 = about["sha256"]
         self.check_recorded()
         self._check_published()
-        counts = {**about["counts"], **count_outcomes(episodes.outcome)}
+        counts = {**about["counts"], **count_outcomes(episodes.outcomes)}
         counts.pop("rounded_rewards", None)
         specs = [PartSpec(self.item.name, about["states"], "whole", self._object())] if self.bulk else []
         leaves = {key: self.schema[key] for key in ("observation", "action")}  # the files state no bounds

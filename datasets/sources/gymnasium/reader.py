@@ -256,7 +256,7 @@ class EnvironmentReader(Reader):
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         about = parts[-1].about
-        counts = {**count_outcomes(episodes.outcome), **about["counts"], "environments": self.environments}
+        counts = {**count_outcomes(episodes.outcomes), **about["counts"], "environments": self.environments}
         made_of = {"name": self.name, "size": None, "crc32c": None}
         states = episodes.steps + len(episodes)
         spec = PartSpec("recording", states, "recording", made_of, number=0, first_state=0)

@@ -74,7 +74,7 @@ class CsvLogReader(WholeFileReader):
         return []
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        return Facts(count_outcomes(episodes.outcome))
+        return Facts(count_outcomes(episodes.outcomes))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def test_shared_episodes(tmp_path, train):
 def test_shared_transitions(tmp_path, train):
     """Views, without the first steps of the episodes."""
     whole = rbdata.open_dataset(train.path)
-    starts = whole.episodes.start
+    starts = whole.episodes.starts
     steps = np.setdiff1d(np.arange(int(starts[10])), starts)
     report = rbdata.audit([whole, whole.select(steps=steps)])
     (finding,) = [finding for finding in report.findings if finding.severity != "note"]

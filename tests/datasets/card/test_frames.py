@@ -96,7 +96,7 @@ def test_the_video(dataset, tmp_path):
         assert container.metadata["comment"] == MARK and container.streams.video[0].average_rate == 30
         shown = [frame.to_ndarray(format="rgb24").astype(int) for frame in container.decode(video=0)]
     table = dataset.episodes
-    steps = [int(table.start[one]) + step for one in (2, 0) for step in range(int(table.length[one]))]
+    steps = [int(table.starts[one]) + step for one in (2, 0) for step in range(int(table.lengths[one]))]
     leaf = frame_leaf(dataset)
     wanted = [np.asarray(enlarged(one, 168).convert("RGB")).astype(int) for one in read_pictures(dataset, leaf, steps)]
     assert len(shown) == len(wanted) == 4

@@ -89,7 +89,7 @@ class LinesTests(SourceTests):
 
     def check_values(self, dataset, raw):
         kept = [line for line in self.lines if line["steps"]]
-        assert dataset.episodes.length.tolist() == [line["steps"] for line in kept]
+        assert dataset.episodes.lengths.tolist() == [line["steps"] for line in kept]
         assert dataset.manifest.counts["empty_episodes"] == 2
         for number, line in enumerate(kept):
             wanted, steps = expected(line), dataset.episode(number)
@@ -179,7 +179,7 @@ def test_a_first_run_continues_nothing(tmp_path):
 def test_shards_choose_units(tmp_path):
     write_files(tmp_path / "raw", [[7], [5], [3]])
     dataset = Dataset(make(tmp_path / "raw", tmp_path, parts=(0, 2)))
-    assert dataset.episodes.length.tolist() == [7, 3]
+    assert dataset.episodes.lengths.tolist() == [7, 3]
     for parts, absent in (((3,), "3"), ((1, 3, 4), "3, 4")):
         with pytest.raises(ObjectNotFoundError, match=f"some has no shard {absent}\n") as caught:
             make(tmp_path / "raw", tmp_path / "other", parts=parts)

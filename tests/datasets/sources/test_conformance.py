@@ -74,7 +74,7 @@ class TestAtariEpisodes(SourceTests):
         frames = [rlu_writer.frame(step) for one, steps in kept for step in one.steps[:steps]]
         assert np.array_equal(dataset["observation"].numpy(), np.stack(frames))
         assert dataset["action"].tolist() == [action for one, steps in kept for action in one.action[:steps]]
-        assert dataset.episodes.length.tolist() == [steps for _, steps in kept]
+        assert dataset.episodes.lengths.tolist() == [steps for _, steps in kept]
 
 
 class TestD4rl(SourceTests):
@@ -114,7 +114,7 @@ class TestExorl(SourceTests):
 
     def check_values(self, dataset, raw):
         with np.load(EXORL / "truth" / "walker-rnd.npz") as truth:
-            assert np.array_equal(dataset.episodes.length, truth["lengths"])
+            assert np.array_equal(dataset.episodes.lengths, truth["lengths"])
             pairs = {"observation": "obs", ("next", "observation"): "next_obs", "action": "action"}
             assert all(np.array_equal(dataset[key], truth[name]) for key, name in pairs.items())
             for name in ("reward", "terminated", "truncated"):
@@ -231,7 +231,7 @@ class TestArrays(SourceTests):
         assert not self.source.names()  # what it converts is on the user's machine
 
     def check_values(self, dataset, raw):
-        assert dataset.episodes.length.tolist() == [30, 1, 12]
+        assert dataset.episodes.lengths.tolist() == [30, 1, 12]
         for number, arrays in enumerate(self.episodes):
             steps = dataset.episode(number)
             assert np.array_equal(steps["observation"], arrays["obs"][:-1])
@@ -254,7 +254,7 @@ class TestLerobot(SourceTests):
 
     def check_values(self, dataset, raw):
         truth = lerobot_tools.truth("v3_plain")
-        assert dataset.episodes.length.tolist() == [len(rows["action"]) - 1 for rows in truth]
+        assert dataset.episodes.lengths.tolist() == [len(rows["action"]) - 1 for rows in truth]
         for number, rows in enumerate(truth):
             steps = dataset.episode(number)
             assert np.array_equal(steps["action"], rows["action"][:-1])

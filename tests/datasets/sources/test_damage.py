@@ -80,7 +80,7 @@ def flipped(data: bytes, at: int) -> bytes:
 
 def contents(path: Path) -> list[bytes]:
     found = Dataset(path)
-    return [found.episodes.length.tobytes(), *(found[leaf.name].numpy().tobytes() for leaf in found.manifest.schema)]
+    return [found.episodes.lengths.tobytes(), *(found[leaf.name].numpy().tobytes() for leaf in found.manifest.schema)]
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -142,7 +142,7 @@ def test_what_a_provider_writes(path: str, source: str) -> None:
 
 def assert_same(one: Path, other: Path) -> None:
     first, second = Dataset(one), Dataset(other)
-    assert first.episodes.length.tolist() == second.episodes.length.tolist()
+    assert first.episodes.lengths.tolist() == second.episodes.lengths.tolist()
     for leaf in first.manifest.schema:
         assert np.array_equal(first[leaf.name].numpy(), second[leaf.name].numpy()), leaf.name
 

@@ -47,7 +47,7 @@ def paths(batch: TensorDict) -> set[str]:
 
 def expected(dataset: rbdata.Dataset, step: int, key: str, offset: int, padding: str) -> tuple[torch.Tensor, bool]:
     number = int(dataset.episode_of(torch.tensor([step])))
-    episode, place = dataset.episode(number), step - int(dataset.episodes.start[number]) + offset
+    episode, place = dataset.episode(number), step - int(dataset.episodes.starts[number]) + offset
     rows = episode[tuple(key.split("/"))]
     if key == "observation":
         rows = torch.cat([rows, episode["next", "observation"][-1:]])

@@ -40,7 +40,7 @@ def write_hdf5(path: Path, arrays: Mapping[str, Any]) -> Path:
 
 
 def lengths(dataset: Any) -> list[int]:
-    return dataset.episodes.length.tolist()
+    return dataset.episodes.lengths.tolist()
 
 
 def convert(path: Path, **options: Any) -> Any:
@@ -160,7 +160,7 @@ def test_a_flag_inside_an_episode_that_the_file_states_ends_nothing(
     dataset = convert(path, unknown_next="zero", **options)
     assert lengths(dataset) == [6] * count
     ended = REPEATED[flag][-1]
-    assert dataset.episodes.outcome.tolist() == [TERMINATED if ended else CUT] * count
+    assert dataset.episodes.outcomes.tolist() == [TERMINATED if ended else CUT] * count
     np.testing.assert_array_equal(dataset[:]["info", "dones"].numpy().reshape(-1), REPEATED[flag] * count)
     inner = sum(REPEATED[flag]) - ended
     assert f"Flags set before the end of an episode, which the file states otherwise: {inner * count} steps." in notes(
@@ -281,7 +281,7 @@ def test_the_dump_of_a_d3rlpy_buffer_is_its_episodes(several: bool, tmp_path: Pa
         arrays |= {f"actions_{k}": rows + 1, f"rewards_{k}": rows + 2, f"terminated_{k}": bool(ended[k])}
     dataset = convert(write_hdf5(tmp_path / "buffer.h5", arrays))
     assert lengths(dataset) == [n if end else n - 1 for n, end in zip(counts, ended)]
-    assert dataset.episodes.outcome.tolist() == [TERMINATED if end else CUT for end in ended]
+    assert dataset.episodes.outcomes.tolist() == [TERMINATED if end else CUT for end in ended]
     kept = np.concatenate([np.arange(n if end else n - 1) + 100 * k for k, (n, end) in enumerate(zip(counts, ended))])
     np.testing.assert_array_equal(dataset[:]["action"].numpy()[:, 0], kept + 1)
     key = ("observation", "1") if several else ("observation",)
@@ -390,7 +390,7 @@ def test_a_flag_of_one_value_in_a_file_of_an_episode_is_that_of_its_last_step(tm
     for k in range(3):
         np.savez(tmp_path / f"{k}.npz", **steps(5), terminated=np.bool_(k == 0), truncated=np.array([k == 1]))
     dataset = convert(tmp_path)
-    assert (lengths(dataset), dataset.episodes.outcome.tolist()) == ([5, 4, 4], [TERMINATED, TRUNCATED, CUT])
+    assert (lengths(dataset), dataset.episodes.outcomes.tolist()) == ([5, 4, 4], [TERMINATED, TRUNCATED, CUT])
 
 
 def test_arrays_of_the_whole_file_beside_its_episodes_are_left_out(tmp_path: Path) -> None:

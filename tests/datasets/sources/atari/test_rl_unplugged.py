@@ -59,9 +59,9 @@ def assert_holds(dataset: Dataset, episodes: Sequence[Made], *, zero: bool = Fal
         assert here["next", "reward"].flatten().tolist() == made.reward[:kept]
         assert here["next", "terminated"].flatten().tolist() == [False] * (kept - 1) + [terminated]
         assert here["next", "truncated"].flatten().tolist() == [False] * (kept - 1) + [not terminated]
-        assert int(dataset.episodes.start[number]) == at
-        assert int(dataset.episodes.length[number]) == kept
-        assert int(dataset.episodes.outcome[number]) == (1 if terminated else 2 if clocked else 3)
+        assert int(dataset.episodes.starts[number]) == at
+        assert int(dataset.episodes.lengths[number]) == kept
+        assert int(dataset.episodes.outcomes[number]) == (1 if terminated else 2 if clocked else 3)
         assert float(dataset.episodes.returns[number]) == sum(made.reward[:kept])
         at, number = at + kept, number + 1
     assert (len(dataset), len(dataset.episodes)) == (at, number)
@@ -84,7 +84,7 @@ def test_the_truth_exactly(tmp_path: Path, options: dict[str, str]) -> None:
         assert here["action"].tolist() == truth["actions"][rows_there].tolist()
         assert here["next", "reward"].flatten().tolist() == truth["rewards"][rows_there].tolist()
         assert here["next", "terminated"].flatten().tolist() == (truth["discounts"][rows_there] == 0).tolist()
-        assert dataset.episodes.outcome[number] == (1 if terminated else 3)
+        assert dataset.episodes.outcomes[number] == (1 if terminated else 3)
         row, step = row + rows, step + kept
     assert (len(dataset), len(dataset.episodes)) == (step, len(truth["lengths"]))
     manifest = dataset.manifest
@@ -243,7 +243,7 @@ def test_both_upstreams_give_the_same_dataset(tmp_path: Path) -> None:
     kept = [step for step in range(len(ring)) if step != cut]
     for key in ("observation", "action", ("next", "reward"), ("next", "terminated"), ("next", "observation")):
         assert np.array_equal(ring[:][key].numpy()[kept], ordered[:][key].numpy()), key
-    assert ordered.episodes.length.tolist() == [80, 120, 4, 49, 29, 150]
+    assert ordered.episodes.lengths.tolist() == [80, 120, 4, 49, 29, 150]
     assert ordered.episodes.midway.tolist() == [False] * 4 + [True, False]
     assert ring.manifest.counts["pad_rows"] and not ordered.manifest.counts["pad_rows"]
 

@@ -154,7 +154,7 @@ def test_trap_06_successor_in_the_next_file(tmp_path):
     assert numbers(one["observation"])[-1] == last_of_file_0 - 1
     assert numbers(one["next/observation"])[-1] == last_of_file_0
     assert one["next/truncated"][-1] and not one["next/terminated"].any()
-    assert one.episodes.outcome.tolist() == [3]
+    assert one.episodes.outcomes.tolist() == [3]
     assert one.manifest.counts["given_up_steps"] == 1
     assert any("with no next state" in note for note in one.manifest.notes)
 
@@ -211,7 +211,7 @@ def test_trap_09_terminal_row_belongs_to_the_episode_it_ends(tmp_path):
     assert dataset.manifest.episodes == int(ends.sum()) + 1
     episode = dataset.episode_of(torch.arange(len(dataset)))
     for end in ends.nonzero().flatten().tolist():
-        assert end == 0 or dataset.episodes.length[episode[end]] == 1 or episode[end] == episode[end - 1]
+        assert end == 0 or dataset.episodes.lengths[episode[end]] == 1 or episode[end] == episode[end - 1]
         assert episode[end + 1] == episode[end] + 1
 
 
@@ -235,10 +235,10 @@ def test_trap_11_time_limit_looks_terminal(unknown_next, tmp_path):
     dataset = to_dataset(tmp_path / "raw", tmp_path / "1", unknown_next=unknown_next, time_limit=12)
     assert_holds(dataset, fed_truth(writer, unknown_next=unknown_next, time_limit=12))
     assert dataset.manifest.counts["time_limit_episodes"] == 3
-    assert dataset.episodes.outcome.tolist() == [2, 1, 1, 2, 1, 2, 1]
-    assert dataset.episodes.length.tolist()[0] == (12 if unknown_next == "zero" else 11)
+    assert dataset.episodes.outcomes.tolist() == [2, 1, 1, 2, 1, 2, 1]
+    assert dataset.episodes.lengths.tolist()[0] == (12 if unknown_next == "zero" else 11)
     never = to_dataset(tmp_path / "raw", tmp_path / "2", unknown_next=unknown_next, time_limit=0)
-    assert never.episodes.outcome.tolist() == [1] * 7
+    assert never.episodes.outcomes.tolist() == [1] * 7
 
 
 def test_trap_11_at_its_true_length(tmp_path):
@@ -250,8 +250,8 @@ def test_trap_11_at_its_true_length(tmp_path):
         terminal[end] = 1
     save_shard(tmp_path / "raw", 0, 89_999, terminal)
     dataset = to_dataset(tmp_path / "raw", tmp_path, codec="zstd")
-    assert dataset.episodes.length.tolist()[:3] == [26_999, 26_999, 27_001]
-    assert dataset.episodes.outcome.tolist() == [2, 1, 1, 3]
+    assert dataset.episodes.lengths.tolist()[:3] == [26_999, 26_999, 27_001]
+    assert dataset.episodes.outcomes.tolist() == [2, 1, 1, 3]
     assert dataset.manifest.source["options"]["time_limit"] == 27_000
     assert any("of exactly 27000 rows" in note for note in dataset.manifest.notes)
 
@@ -307,7 +307,7 @@ def test_trap_14_stacks_at_an_episode_start(options, tmp_path):
     expected = fed_truth(writer)
     found = dataset.read(range(len(dataset)), before=3)
     assert np.array_equal(found["observation"].numpy(), truth.stacks(expected))
-    start = int(dataset.episodes.start[4])
+    start = int(dataset.episodes.starts[4])
     for index in range(4):
         shown = numbers(found["observation"][start + index])
         assert shown == [-1] * (3 - index) + [12 + step for step in range(index + 1)]
@@ -470,7 +470,7 @@ def test_trap_62_opens_without_pickle(options, tmp_path, monkeypatch):
         assert torch.equal(td["observation"], dataset["observation"])
         assert torch.equal(td["next", "observation"], dataset["next/observation"])
     episodes = load_plainly(dataset.path / "episodes")
-    assert episodes["length"].tolist() == dataset.episodes.length.tolist()
+    assert episodes["length"].tolist() == dataset.episodes.lengths.tolist()
     files = [path for path in dataset.path.rglob("*") if path.is_file()]
     assert not [path for path in files if path.suffix in (".pkl", ".pickle", ".pt")]
     assert all(path.stat().st_size for path in files if path.suffix == ".memmap")

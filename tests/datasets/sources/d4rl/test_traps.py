@@ -165,7 +165,7 @@ def test_trap_32_and_33_roots_are_false_and_the_last_row_is_accounted_for(tmp_pa
     file = write(tmp_path / "raw" / "x.hdf5", make([3, 4], ["terminal", "none"], successors=True))
     dataset = to_dataset(file, tmp_path)
     assert len(dataset) == 7
-    assert dataset.episodes.outcome.tolist() == [1, 3]  # cut: the data end there
+    assert dataset.episodes.outcomes.tolist() == [1, 3]  # cut: the data end there
     assert "reward" not in dataset.schema
     without = to_dataset(write(tmp_path / "b" / "x.hdf5", make([3, 4], ["terminal", "none"])), tmp_path / "2")
     assert len(without) == 6
@@ -177,7 +177,7 @@ def test_trap_34_terminal_and_timeout_together(tmp_path):
     dataset = to_dataset(write(tmp_path / "raw" / "x.hdf5", make([3, 3], ["terminal timeout"] * 2)), tmp_path)
     ends = dataset["next/done"].squeeze(1)
     assert dataset["next/terminated"][ends].all() and dataset["next/truncated"][ends].all()
-    assert len(dataset) == 6 and dataset.episodes.outcome.tolist() == [1, 1]
+    assert len(dataset) == 6 and dataset.episodes.outcomes.tolist() == [1, 1]
 
 
 def test_trap_35_only_per_step_arrays_enter(tmp_path):
@@ -257,7 +257,7 @@ def test_trap_37_antmaze_terminals_do_not_end_the_trajectory(tmp_path):
     file = tmp_path / "m" / "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5"
     antmaze(file)
     dataset = get("antmaze-umaze-v2", tmp_path / "m", tmp_path)
-    assert dataset.episodes.length.tolist() == [7, 7]
+    assert dataset.episodes.lengths.tolist() == [7, 7]
     assert_holds(dataset, expected(file, "timeouts", terminals_end=False))
     assert dataset["next/terminal"].squeeze(1).nonzero().squeeze(1).tolist() == [3, 4, 5, 13]
     assert dataset.manifest.counts["inner_terminals"] == 3
@@ -312,7 +312,7 @@ def test_unflagged_seams_end_episodes(tmp_path):
     arrays["next_observations"][2] = arrays["observations"][3] * (1 + 1e-7)  # rounding is no seam
     arrays["observations"][9] = arrays["next_observations"][8] = np.nan  # NaN is like NaN
     dataset = to_dataset(write(tmp_path / "raw" / "x.hdf5", arrays), tmp_path)
-    assert dataset.episodes.length.tolist() == [6, 6] and dataset.episodes.outcome.tolist() == [3, 1]
+    assert dataset.episodes.lengths.tolist() == [6, 6] and dataset.episodes.outcomes.tolist() == [3, 1]
     counts = dataset.manifest.counts
     assert counts["seams"] == 1 and counts["rows_not_finite"] == 1
     assert dataset["next/observation"][5].tolist() == [1000, 1000, 1000]

@@ -36,7 +36,7 @@ def test_the_transitions_that_were_meant(game, tmp_path):
     with np.load(ARCHIVES / "truth" / f"{game}-1M_expert.npz") as truth:
         begins = np.cumsum(truth["lengths"]) - truth["lengths"]
         rows = np.concatenate([np.arange(begins[one], begins[one] + truth["lengths"][one]) for one in (0, 2, 1)])
-        assert dataset.episodes.length.tolist() == truth["lengths"][[0, 2, 1]].tolist()
+        assert dataset.episodes.lengths.tolist() == truth["lengths"][[0, 2, 1]].tolist()
         for key, wanted in (("observation", "obs"), ("next/observation", "next_obs"), ("action", "action")):
             assert dataset[key].numpy().tobytes() == truth[wanted][rows].tobytes()
         for key in ("reward", "terminated", "truncated"):
@@ -97,7 +97,7 @@ def test_trap_84_an_episode_as_long_as_the_time_limit_is_truncated(unknown_next,
 def test_trap_85_the_dataset_is_as_long_as_its_episodes(tmp_path):
     """TorchRL's has as many steps as the set is named by: the rest is zeros, or cut."""
     dataset = get("chaser-1M_E", tmp_path)
-    assert len(dataset) == dataset.episodes.length.sum() == 48 and dataset["observation"].flatten(1).any(1).all()
+    assert len(dataset) == dataset.episodes.lengths.sum() == 48 and dataset["observation"].flatten(1).any(1).all()
 
 
 def test_level_seed_and_return_of_the_file_are_kept(tmp_path):

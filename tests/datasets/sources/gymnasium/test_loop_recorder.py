@@ -120,7 +120,7 @@ def test_how_a_loop_ends_its_episodes():
     assert "Discrete" in caught.value.hint
     env.close()
     dataset = rbdata.open_dataset("gymnasium/tests/Counter-v0@ends")
-    assert dataset.episodes.outcome.tolist() == [TRUNCATED, TRUNCATED, TERMINATED, CUT]
+    assert dataset.episodes.outcomes.tolist() == [TRUNCATED, TRUNCATED, TERMINATED, CUT]
     env.close()  # a second time does nothing
     with pytest.raises(DatasetExistsError, match="there already"):
         rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="ends")
@@ -167,7 +167,7 @@ def test_a_killed_loop_keeps_its_finished_episodes(root):
     play(env, 3)
     env.close()
     dataset = rbdata.open_dataset(env.path)
-    assert dataset.episodes.length.tolist() == [3, 1, 7, 2, 12, 3] and verify(env.path).ok
+    assert dataset.episodes.lengths.tolist() == [3, 1, 7, 2, 12, 3] and verify(env.path).ok
     truth = gymnasium_envs.Frames()
     for number, length in enumerate([3, 1, 7, 2, 12]):
         truth.reset()
@@ -196,7 +196,7 @@ def test_an_exception_keeps_the_episodes_for_the_next_loop():
     assert env.path is None
     env = rbdata.Recorder(gymnasium.make("tests/Counter-v0"), name="x")
     env.close()
-    assert rbdata.open_dataset(env.path).episodes.length.tolist() == [3, 1]
+    assert rbdata.open_dataset(env.path).episodes.lengths.tolist() == [3, 1]
 
 
 def test_a_vector_environment_that_resets_in_the_same_step_is_refused():
@@ -233,7 +233,7 @@ def test_several_environments_in_every_autoreset_mode(mode, tmp_path):
             assert bool(step["next", "terminated"]) == terminated
         cut = not terminated  # by the end of the loop: the next episode is of the next environment
         observation, _ = alone.reset()
-    assert (dataset.episodes.outcome != TRUNCATED).all()
+    assert (dataset.episodes.outcomes != TRUNCATED).all()
     if mode != AutoresetMode.NEXT_STEP:
         assert len(dataset) == 180
 
@@ -280,8 +280,8 @@ def test_an_error_of_the_environment_cuts_the_episode(fails, vectors):
     env.step(action)
     env.close()
     episodes = rbdata.open_dataset(env.path).episodes
-    assert episodes.length.tolist() == ([2, 1] if fails == "step" else [3, 1])
-    assert episodes.outcome.tolist() == [CUT, CUT]
+    assert episodes.lengths.tolist() == ([2, 1] if fails == "step" else [3, 1])
+    assert episodes.outcomes.tolist() == [CUT, CUT]
 
 
 @pytest.mark.parametrize("vectors", [False, True])

@@ -146,7 +146,7 @@ def compare(path: Any, rows: list[dict[str, Any]]) -> None:
     assert verify(path).ok
     dataset = rbdata.open_dataset(path)
     assert len(dataset) == len(rows)
-    last = set((dataset.episodes.start + dataset.episodes.length - 1).tolist())
+    last = set((dataset.episodes.starts + dataset.episodes.lengths - 1).tolist())
     whole = dataset[:]
     for step, row in enumerate(rows):
         stored = whole[step]

@@ -66,7 +66,7 @@ def test_is_what_the_environment_says(tmp_path, name):
         assert leaf(dataset, "next/truncated")[step] == (truncated or (step == 699 and not done))
         if done:
             observation, _ = env.reset()
-    assert dataset.episodes.outcome[-1] == (TRUNCATED if done and truncated else TERMINATED if done else CUT)
+    assert dataset.episodes.outcomes[-1] == (TRUNCATED if done and truncated else TERMINATED if done else CUT)
     assert dataset.manifest.counts["cut_episodes"] == (0 if done else 1)
 
 
@@ -114,13 +114,13 @@ def test_counts_for_any_lengths(tmp_path_factory, monkeypatch, lengths, count, m
     replay(dataset, "tests/Counter-v0", count, 0, lengths=lengths)
     time, after = leaf(dataset, "observation")[:, 1], leaf(dataset, "next/observation")[:, 1]
     assert np.array_equal(after, time + 1)
-    assert np.array_equal(time == 0, np.isin(np.arange(steps), dataset.episodes.start))
+    assert np.array_equal(time == 0, np.isin(np.arange(steps), dataset.episodes.starts))
 
 
 def test_how_episodes_end(tmp_path):
     dataset = record(tmp_path, "tests/Counter-v0", steps=3 + 1 + 7 + 2 + 12 + 2)
-    assert dataset.episodes.outcome.tolist() == [TERMINATED, TERMINATED, TRUNCATED, TERMINATED, TERMINATED, CUT]
-    ends = dataset.episodes.start + dataset.episodes.length - 1
+    assert dataset.episodes.outcomes.tolist() == [TERMINATED, TERMINATED, TRUNCATED, TERMINATED, TERMINATED, CUT]
+    ends = dataset.episodes.starts + dataset.episodes.lengths - 1
     assert leaf(dataset, "next/truncated")[ends, 0].tolist() == [False, False, True, False, True, True]
     assert leaf(dataset, "next/terminated")[ends, 0].tolist() == [True, True, False, True, True, False]
     counts = dataset.manifest.counts

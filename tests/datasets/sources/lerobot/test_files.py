@@ -243,7 +243,7 @@ def test_an_episode_without_a_row_is_left_out(tmp_path, kind):
     empty.update({key: 0.0 for key in empty if key.endswith("to_timestamp")})
     lerobot_tools.write_episodes(raw, [empty, *records])
     dataset = rbdata.open_dataset(convert(raw, tmp_path / "root"))
-    assert dataset.episodes.length.tolist() == [4]
+    assert dataset.episodes.lengths.tolist() == [4]
     assert dataset.manifest.counts["empty_episodes"] == 1 and dataset.manifest.counts["steps_without_reward"] == 4
     lerobot_tools.write_episodes(raw, [{**empty, "episode_index": 1}])
     with pytest.raises(CorruptSourceError, match="has 5 rows, and 0 are listed"):

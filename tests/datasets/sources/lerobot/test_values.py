@@ -140,7 +140,7 @@ def test_74_and_75_rows_go_by_their_episode_index(convert, tmp_path, version):
     )
     every, some = convert(tmp_path / "raw"), convert(tmp_path / "raw", episodes="2-3,9", cameras="wrist")
     for dataset, chosen in ((every, list(numbers)), (some, [2, 3, 9])):
-        assert dataset.episodes.length.tolist() == [numbers[number] - 1 for number in chosen]
+        assert dataset.episodes.lengths.tolist() == [numbers[number] - 1 for number in chosen]
         for place, number in enumerate(chosen):
             found = dataset.episode(place)
             assert np.array_equal(found["observation", "state"], episodes[number]["observation.state"][:-1])
@@ -222,8 +222,8 @@ def test_93_done_without_success_is_counted_and_a_stated_time_limit_truncates(co
     }
     write(tmp_path / "raw", rows, cameras={FRONT: "h264"})
     dataset = convert(tmp_path / "raw")
-    assert dataset.episodes.length.tolist() == [4, 4, 3, 4]
-    last = dataset.episodes.start + dataset.episodes.length - 1
+    assert dataset.episodes.lengths.tolist() == [4, 4, 3, 4]
+    last = dataset.episodes.starts + dataset.episodes.lengths - 1
     assert dataset["next", "terminated"][last][:, 0].tolist() == [True, True, False, True]
     assert dataset["next", "truncated"][last][:, 0].tolist() == [False, False, True, False]
     assert not dataset["next", "observation", "state"][last[0]].any()
@@ -247,7 +247,7 @@ def test_94_the_repeated_last_row_of_an_evaluation_is_the_final_observation(conv
     rows = {0: evaluated(4, 0, True), 1: evaluated(5, 1, False)}
     write(tmp_path / "raw", rows)
     dataset = convert(tmp_path / "raw")
-    assert dataset.episodes.length.tolist() == [4, 5]
+    assert dataset.episodes.lengths.tolist() == [4, 5]
     for number in rows:
         found = dataset.episode(number)
         assert np.array_equal(found["next", "observation", "state"], rows[number]["observation.state"][1:])

@@ -270,7 +270,7 @@ def test_episodes_with_as_many_observations_as_steps(tmp_path, unknown_next):
     shorten(0, 1, 2)
     dataset = convert(tmp_path / "root", "tests/plain-v0", unknown_next=unknown_next)
     observations = [np.asarray(buffer.observations) for buffer in made]
-    assert dataset.episodes.length.tolist() == ([4, 2, 4] if unknown_next == "truncate" else [4, 3, 5])
+    assert dataset.episodes.lengths.tolist() == ([4, 2, 4] if unknown_next == "truncate" else [4, 3, 5])
     first, second, third = (dataset.episode(number) for number in range(3))
     # Terminated: the successor is zeros. Not so: the last step is given up, or kept with zeros.
     assert not first["next", "observation"][-1].any() and first["next", "terminated"][-1]
@@ -278,7 +278,7 @@ def test_episodes_with_as_many_observations_as_steps(tmp_path, unknown_next):
         last = rows["next", "observation"][-1].numpy()
         assert rows["next", "truncated"][-1] and not rows["next", "terminated"][-1]
         assert np.array_equal(last, states[-2] if unknown_next == "truncate" else np.zeros(3))
-    assert dataset.episodes.outcome[2] == CUT
+    assert dataset.episodes.outcomes[2] == CUT
     counts = dataset.manifest.counts
     assert counts["given_up_steps"] == (2 if unknown_next == "truncate" else 0)
     assert counts["blank_successors"] == (1 if unknown_next == "truncate" else 3)
@@ -290,7 +290,7 @@ def test_an_episode_of_one_step_without_a_successor_gives_nothing(tmp_path):
     plain(lengths=(1, 3), ends=lambda number: (False, True))
     shorten(0)
     dataset = convert(tmp_path / "root", "tests/plain-v0")
-    assert dataset.episodes.length.tolist() == [3]
+    assert dataset.episodes.lengths.tolist() == [3]
     shutil.rmtree(tmp_path / "root")
     with file_of("tests/plain-v0") as file:
         del file["episode_1"]
@@ -450,7 +450,7 @@ def test_an_arrow_episode_without_its_final_observation(tmp_path):
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table.slice(0, 3))
     dataset = convert(tmp_path / "root", "tests/plain-v0")
-    assert dataset.episodes.length.tolist() == [4, 2, 5]
+    assert dataset.episodes.lengths.tolist() == [4, 2, 5]
     assert np.array_equal(dataset.episode(1)["next", "observation"].numpy(), np.asarray(made[1].observations)[1:3])
 
 

@@ -49,7 +49,7 @@ def test_every_value_as_minari_reads_it(tmp_path, env_id, data_format):
     save("tests/played-v0", made, env, data_format)
     dataset = convert(tmp_path / "root", "tests/played-v0")
     compare(dataset, by_minari("tests/played-v0"))
-    assert dataset.episodes.length.tolist() == [len(buffer.rewards) for buffer in made]
+    assert dataset.episodes.lengths.tolist() == [len(buffer.rewards) for buffer in made]
 
 
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])

@@ -253,7 +253,7 @@ def test_how_episodes_end(tmp_path, data_format, flags):
     dataset = convert(tmp_path / "root", "tests/ends-v0")
     compare(dataset, made)
     expected = TERMINATED if flags[0] else TRUNCATED if flags[1] else CUT
-    assert dataset.episodes.outcome.tolist() == [expected] * 2
+    assert dataset.episodes.outcomes.tolist() == [expected] * 2
     assert any("neither" in note for note in dataset.manifest.notes) == (expected == CUT)
 
 
@@ -264,8 +264,8 @@ def test_a_flag_inside_an_episode_ends_one(tmp_path):
         file["episode_0/terminations"][1] = True
         file["episode_0/truncations"][2] = True
     dataset = convert(tmp_path / "root", "tests/inside-v0")
-    assert dataset.episodes.length.tolist() == [2, 1, 3]
-    assert dataset.episodes.outcome.tolist() == [TERMINATED, TRUNCATED, TERMINATED]
+    assert dataset.episodes.lengths.tolist() == [2, 1, 3]
+    assert dataset.episodes.outcomes.tolist() == [TERMINATED, TRUNCATED, TERMINATED]
     observations = np.asarray(made[0].observations)
     assert np.array_equal(dataset["observation"].numpy(), observations[:-1])
     assert np.array_equal(dataset["next/observation"].numpy(), observations[1:])
@@ -282,7 +282,7 @@ def test_an_episode_of_many_ends_is_read_in_blocks(tmp_path, monkeypatch, data_f
     reads, read = [], survey.ColumnSource.read
     monkeypatch.setattr(survey.ColumnSource, "read", lambda *given: reads.append(given) or read(*given))
     dataset = convert(tmp_path / "root", "tests/ends-v0")
-    assert dataset.episodes.length.tolist() == [1, *[2, 1] * 29, 2]
+    assert dataset.episodes.lengths.tolist() == [1, *[2, 1] * 29, 2]
     sampled = [
         given for given in reads if given[5] - given[4] == 1
     ]  # rows to train a dictionary on; a run has two states

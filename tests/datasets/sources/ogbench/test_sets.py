@@ -37,7 +37,7 @@ def get(name: str, root: Path, mirror: Path | str = OGBENCH, **options) -> Datas
 def test_the_transitions_that_were_meant(name, tmp_path):
     dataset = get(name, tmp_path)
     with np.load(OGBENCH / "truth" / f"{name}.npz") as truth:
-        assert np.array_equal(dataset.episodes.length, truth["lengths"])
+        assert np.array_equal(dataset.episodes.lengths, truth["lengths"])
         for key, wanted in (("observation", "obs"), ("next/observation", "next_obs"), ("action", "action")):
             assert dataset[key].numpy().tobytes() == truth[wanted].tobytes()
         for flag in ("terminated", "truncated"):
@@ -84,7 +84,7 @@ def test_the_last_row_of_a_file_without_a_flag_is_a_final_state(tmp_path):
     arrays = make([4, 3])
     arrays["terminals"][-1] = False
     dataset = get(MAZE, tmp_path / "root", write(tmp_path / f"{MAZE}.npz", arrays).parent)
-    assert dataset.episodes.length.tolist() == [4, 3]
+    assert dataset.episodes.lengths.tolist() == [4, 3]
     assert np.array_equal(dataset["next/observation"][-1], arrays["observations"][-1])
     assert dataset.manifest.counts["cut_episodes"] == 1 and dataset["next/truncated"][-1]
 

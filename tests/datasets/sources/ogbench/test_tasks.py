@@ -89,7 +89,7 @@ def test_trap_67_and_68_the_reward_is_of_the_state_before_the_action_and_episode
     dataset = Dataset(rbdata.download(name, root=tmp_path / "root", mirror=str(mirror), procs=1))
     assert dataset["next/reward"].flatten().tolist() == [-1, 0, -1, -1, -1, -1, -1]
     assert dataset["masks"].tolist() == [1, 0, 1, 1, 1, 1, 1]
-    assert dataset.episodes.length.tolist() == [4, 3] and not dataset["next/terminated"].any()
+    assert dataset.episodes.lengths.tolist() == [4, 3] and not dataset["next/terminated"].any()
     counts = dataset.manifest.counts
     assert (counts["relabelled_steps"], counts["steps_at_the_goal"]) == (7, 1)
     assert dataset.manifest.source["task"] == {

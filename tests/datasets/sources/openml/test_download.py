@@ -61,7 +61,7 @@ def checked(folder: Path) -> Dataset:
     assert check_invariants(dataset.path, dataset.manifest) == []
     assert dataset["next/terminated"].all() and not dataset["next/truncated"].any()
     assert (dataset["next/reward"] == 1).all() and not dataset["next/observation"].any()
-    assert (dataset.episodes.length == 1).all()
+    assert (dataset.episodes.lengths == 1).all()
     return dataset
 
 

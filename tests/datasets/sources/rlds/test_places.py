@@ -130,7 +130,7 @@ def test_splits_are_datasets_of_their_own(tmp_path):
 
 def test_shards_and_a_web_server(tmp_path):
     with http_server(FIXTURES) as server:
-        assert get(tmp_path, "rlds/toy_robot/0.1.0", mirror=server.url).episodes.length.tolist() == [
+        assert get(tmp_path, "rlds/toy_robot/0.1.0", mirror=server.url).episodes.lengths.tolist() == [
             1,
             10,
             9,

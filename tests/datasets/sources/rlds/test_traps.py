@@ -63,7 +63,7 @@ def lengths_of(tmp_path, *episodes, shards=1, **options):
 )
 def test_71_a_last_row_that_is_a_step(tmp_path, last, kept):
     dataset = lengths_of(tmp_path, episode(4, **last))
-    assert dataset.episodes.length.tolist() == [4 if kept else 3]
+    assert dataset.episodes.lengths.tolist() == [4 if kept else 3]
     assert dataset.manifest.source["options"]["last_row"] == ("step" if kept else "observation")
     assert dataset["next/terminated"][-1].item() == last.get("terminal", True)
     assert dataset["next/observation/state"][-1].tolist() == ([0.0, 0.0] if kept else [4.0, -1.0])
@@ -75,9 +75,9 @@ def test_71_a_last_row_that_is_a_step(tmp_path, last, kept):
 def test_71_the_dataset_decides_not_the_episode(tmp_path):
     """One that failed ends with zeros; it is as long as it is all the same, in this file and in the next."""
     made = lengths_of(tmp_path, episode(4), episode(3, reward=1.0), episode(5), episode(2, reward=1.0), shards=2)
-    assert made.episodes.length.tolist() == [4, 3, 5, 2] and made["next/reward"].sum() == 3 + 3 + 4 + 2
+    assert made.episodes.lengths.tolist() == [4, 3, 5, 2] and made["next/reward"].sum() == 3 + 3 + 4 + 2
     two = convert(tmp_path / "raw", tmp_path, last_row="auto")
-    assert two.episodes.length.tolist() == [4, 3, 5, 2]
+    assert two.episodes.lengths.tolist() == [4, 3, 5, 2]
 
 
 def test_71_the_manifest_says_which_file_decided(tmp_path):
@@ -94,11 +94,11 @@ def test_71_the_manifest_says_which_file_decided(tmp_path):
 
 def test_71_asked_for_otherwise(tmp_path):
     dataset = lengths_of(tmp_path, episode(4, reward=1.0), episode(3), last_row="observation")
-    assert dataset.episodes.length.tolist() == [3, 2]
+    assert dataset.episodes.lengths.tolist() == [3, 2]
     assert dataset.manifest.counts["unused_last_rows"] == 1
     assert any("--last-row step" in note for note in dataset.manifest.notes)
     dataset = lengths_of(tmp_path, episode(4), episode(3, terminal=False), last_row="step")
-    assert dataset.episodes.length.tolist() == [4, 2]
+    assert dataset.episodes.lengths.tolist() == [4, 2]
     assert dataset["next/terminated"].flatten().tolist() == [False] * 3 + [True] + [False] * 2
     assert dataset["next/truncated"].flatten().tolist() == [False] * 5 + [True]
 
@@ -125,12 +125,12 @@ def test_an_end_without_a_mark_is_a_cut(tmp_path):
 
 def test_a_mark_inside_an_episode_is_counted(tmp_path):
     dataset = lengths_of(tmp_path, episode(4, is_last=[False, True, False, True]))
-    assert dataset.episodes.length.tolist() == [3] and dataset.manifest.counts["early_ends"] == 1
+    assert dataset.episodes.lengths.tolist() == [3] and dataset.manifest.counts["early_ends"] == 1
 
 
 def test_episodes_without_a_step(tmp_path):
     dataset = lengths_of(tmp_path, episode(1), episode(3), episode(0))
-    assert dataset.episodes.length.tolist() == [2] and dataset.manifest.counts["empty_episodes"] == 2
+    assert dataset.episodes.lengths.tolist() == [2] and dataset.manifest.counts["empty_episodes"] == 2
 
 
 def test_no_rewards_and_no_flags(tmp_path):
@@ -205,7 +205,7 @@ def test_92_an_invented_last_observation_is_counted(tmp_path):
     dataset = lengths_of(
         tmp_path, episode(4, discount=0.0, blank=True), episode(3, terminal=False, action=1.0, reward=2.0)
     )
-    assert dataset.episodes.length.tolist() == [3, 2]
+    assert dataset.episodes.lengths.tolist() == [3, 2]
     assert dataset.manifest.counts["blank_successors"] == 1 and dataset.manifest.counts["given_up_steps"] == 1
     assert any("no observation follows" in note for note in dataset.manifest.notes)
 

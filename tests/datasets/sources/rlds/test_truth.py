@@ -109,7 +109,7 @@ def test_whatever_is_written_is_read(tmp_path, made, shards):
     finally:
         for file in folder.iterdir():
             file.unlink()
-    assert dataset.episodes.length.tolist() == [len(one[5]) - 1 for one in expected]
+    assert dataset.episodes.lengths.tolist() == [len(one[5]) - 1 for one in expected]
     for number, (values, drawn, notes, loose, tight, rewards, once, terminal) in enumerate(expected):
         episode = dataset.episode(number)
         for name, rows in values.items():

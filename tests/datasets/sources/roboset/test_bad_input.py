@@ -95,5 +95,5 @@ def test_a_trial_without_a_step_is_left_out(tmp_path, rows):
     short = {key: values[:rows] for key, values in trial().items()}
     write(write(tmp_path / "raw" / "a.h5", **short), "Trial1")
     dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "raw", "my/x", root=tmp_path, source="roboset", procs=1))
-    assert dataset.episodes.length.tolist() == [4] and dataset["episode"].tolist() == [1] * 4
+    assert dataset.episodes.lengths.tolist() == [4] and dataset["episode"].tolist() == [1] * 4
     assert dataset.manifest.counts["empty_episodes"] == 1

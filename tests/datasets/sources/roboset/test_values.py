@@ -169,7 +169,7 @@ def test_trials_of_unequal_arrays_and_with_success(tmp_path):
     }
     write(tmp_path / "raw" / "x.h5", trials)
     dataset = converted(tmp_path / "raw", tmp_path / "root")
-    assert dataset.episodes.length.tolist() == [3, 2]
+    assert dataset.episodes.lengths.tolist() == [3, 2]
     counts = dataset.manifest.counts
     assert counts["unequal_trials"] == 1 and counts["empty_episodes"] == 1
     assert np.array_equal(dataset["observation/rgb_left"][:3].numpy(), trials["Trial0"]["data/rgb_left"][:3])
