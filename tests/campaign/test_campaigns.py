@@ -19,13 +19,13 @@ def environment_as_before() -> Iterator[None]:
 
 
 def test_what_was_stopped_ends_with_the_same_bytes():
-    outcomes, faults = kills.run(8, seed=1)
-    assert sum(outcomes.values()) == 8 and faults == []
+    outcomes, faults = kills.run(6, seed=1)
+    assert sum(outcomes.values()) == 6 and faults == []
 
 
 def test_damaged_inputs_are_refused_or_read_right():
-    outcomes, faults = inputs.run(2 * len(inputs.CASES), seed=1)
-    assert sum(outcomes.values()) == 2 * len(inputs.CASES) and faults == []
+    outcomes, faults = inputs.run(12, seed=1)
+    assert sum(outcomes.values()) == 12 > len(inputs.CASES) and faults == []
 
 
 def test_a_wrong_result_is_a_fault(monkeypatch):

@@ -91,30 +91,20 @@ def double_late(td, step):
     return td
 
 
-def double(td):
-    td["next", "reward"] *= 2
-    return td
-
-
 def without_the_first_step(td):
     return td[1:] if len(td) > 1 else td
 
 
 OTHER_RETURNS = {
     "later than the first batch": (double_late, {"batch_size": 16}),
-    "of episodes": (double, {"per": "episode"}),
     "shorter episodes": (without_the_first_step, {"per": "episode"}),
     "n_step": ("rbdata:n_step", {"args": {"n": 3}}),
-    "n_step when read": ((), {"n_step": 3}),
     "success": ("rbdata:relabel_rewards", {"args": {"rule": "success"}}),
     "slices": ((), {"slice_len": 4}),
-    "twice": (lambda td: torch.cat([td, td]), {"per": "episode"}),
 }
 SAME_RETURNS = {
-    "a copy": ((), {}),
     "fewer episodes": ("rbdata:filter_episodes", {"args": {"min_length": 5}}),
     "frame skip": ("rbdata:subsample", {"args": {"every": 2}}),
-    "normalised": ("rbdata:normalize_observations", {}),
     "even": ("rbdata:relabel_rewards", {"args": {"rule": "even"}}),
     "the first steps": ((), {"num_frames": 100}),
 }

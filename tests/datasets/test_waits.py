@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import pytest
 import rbdata
 from gymnasium.envs.classic_control import CartPoleEnv
 from paths import DATA
-from processes import RBDATA, start_interruptible, wait_until
+from processes import RBDATA, start_forked, start_interruptible, wait_until
+from rbdata.cli import run
 from rbdata.datasets.ingest.request import Listener
 from rbdata.errors import DatasetBusyError, DatasetExistsError
 from rbdata.storage.folder import DatasetPlace
@@ -73,8 +75,7 @@ def hold(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("ends", ["finishes", "is killed"])
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(("verb", "ends"), zip(VERBS, cycle(["finishes", "is killed"])))
 def test_the_other_process_is_waited_for(verb, ends, hold, tmp_path):
     dataset_id, make = VERBS[verb]
     other = hold(dataset_id)
@@ -141,7 +142,7 @@ def test_what_the_other_process_made_with_other_options_is_refused(hold, tmp_pat
 def test_many_at_once(tmp_path):
     """An array of jobs on one root: one writes, the others find the dataset complete, and nobody fails."""
     code = f"""
-import json, rbdata
+import rbdata
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.ingest.records import ConvertOptions
@@ -149,10 +150,12 @@ options = ConvertOptions(extra={{"steps": 3000}})
 print(download(Request("gymnasium/CartPole-v1", root=__import__("pathlib").Path({str(tmp_path)!r}), options=options,
                        wait=True)).action)
 """
-    started = [subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) for _ in range(6)]
-    ended = [process.communicate(timeout=600) for process in started]
-    said = sorted(out.strip() for out, _ in ended)
-    assert said == ["complete"] * 5 + ["written"], ended
+    outputs = [tmp_path / f"said.{number}" for number in range(4)]
+    started = [start_forked(code, output=output) for output in outputs]
+    for process in started:
+        process.join()
+    said = sorted(output.read_text().strip() for output in outputs)
+    assert said == ["complete"] * 3 + ["written"]
 
 
 def test_who_has_the_lock_does_not_wait_for_itself(tmp_path):
@@ -172,10 +175,10 @@ LINES = {
 
 
 @pytest.mark.parametrize("dataset_id", LINES)
-def test_no_wait(dataset_id, hold, tmp_path):
+def test_no_wait(dataset_id, hold, tmp_path, capsys):
     hold(dataset_id)
-    out, _ = (failed := command(*LINES[dataset_id], "--root", tmp_path, "--no-wait", "--json")).communicate(timeout=600)
-    assert failed.returncode == 1 and json.loads(out)["error"]["code"] == "busy"
+    assert run([*map(str, LINES[dataset_id]), "--root", str(tmp_path), "--no-wait", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "busy"
 
 
 def test_on_the_command_line(hold, tmp_path):

@@ -85,7 +85,7 @@ def test_trees_that_lead_back_to_themselves(tmp_path):
         survived(path, tmp_path / str(number))
 
 
-@pytest.mark.parametrize("how", [{}, LATER, {"track_order": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, LATER], ids=str)
 def test_structures_with_wrong_numbers(tmp_path, how):
     """Fields of headers, trees, heaps and tables of chunks, with the right checksums; the campaign tries a million."""
     arrays = make([3, 4], ["terminal", "terminal"])

@@ -213,7 +213,7 @@ def real(request):
     return request.param, folder, plain_reading(folder)
 
 
-@pytest.mark.parametrize("codec, layout", [("raw", "auto"), ("zstd", "auto"), ("auto", "ted")])
+@pytest.mark.parametrize("codec, layout", [("zstd", "auto"), ("auto", "ted")])
 def test_real_shards(real, codec, layout, tmp_path):
     """Files that Dopamine itself wrote, against numpy and against the row by row reading."""
     name, folder, (frames, actions, rewards, terminals, pad) = real
