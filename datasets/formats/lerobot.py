@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -213,8 +213,6 @@ def _records(data: bytes, name: str, without: str | None = None) -> list[dict[st
 _DATA_BYTES, _VIDEO_BYTES, _GROUP_BYTES, _CHUNK = 100 << 20, 200 << 20, 8 << 20, 1000
 #: Rows of more values have no statistics, which would take more room than the rows.
 _MOST_VALUES = 4096
-#: Values of a column that its quantiles are taken from at most.
-_MOST_SORTED = 1 << 25
 _VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 #: Columns that every dataset has, which the writer fills.
 OWN = {"timestamp": "float32", **dict.fromkeys(("frame_index", "episode_index", "index", "task_index"), "int64")}
@@ -250,7 +248,7 @@ class LerobotFolder:
     """Writes a dataset. A ``with`` block closes its files when an error ends the work.
 
     A new file begins with the first episode after `_DATA_BYTES` or `_VIDEO_BYTES`, a new chunk after `_CHUNK` files. Episodes
-    are written in blocks, so that memory depends on neither their length nor their number.
+    are written in blocks, so that memory does not depend on their length.
     """
 
     def __init__(self, folder: Path, columns: Sequence[WrittenColumn], fps: float, robot: str | None = None) -> None:
@@ -259,9 +257,10 @@ class LerobotFolder:
         self._folder, self._columns, self._fps, self._robot = folder, list(columns), fps, robot
         self._own = [WrittenColumn(name, dtype, ()) for name, dtype in OWN.items()]
         self._tasks: dict[str, int] = {}
-        self._rows = self._episodes = 0
-        #: By column: statistics of all episodes so far; of numbers without quantiles, which are those of all rows.
-        self._stats: dict[str, Any] = {}
+        self._rows = 0
+        #: What the metadata say of each episode; statistics of all episodes so far by column.
+        self._episodes: list[dict[str, Any]] = []
+        self._stats: dict[str, _Stats] = {}
         folder.mkdir(parents=True)
         inside = [column for column in (*self._columns, *self._own) if column.kind != "video"]
         fields = []
@@ -271,13 +270,7 @@ class LerobotFolder:
             fields.append(pyarrow.field(column.name, _arrow_type(column, pyarrow), metadata=one))
         self._schema = pyarrow.schema(fields)
         self._data = _NumberedFiles(
-            folder / "data", ".parquet", _DATA_BYTES, lambda path, batch: _ParquetFile(path, batch.schema, _GROUP_BYTES)
-        )
-        self._listed = _NumberedFiles(
-            folder / "meta/episodes",
-            ".parquet",
-            _DATA_BYTES,
-            lambda path, batch: _ParquetFile(path, batch.schema, 1 << 20),
+            folder / "data", ".parquet", _DATA_BYTES, lambda path, batch: _ParquetFile(path, batch.schema)
         )
         self._videos = {
             column.name: _NumberedFiles(
@@ -298,7 +291,7 @@ class LerobotFolder:
             files.abandon()
 
     def _files(self) -> list[_NumberedFiles]:
-        return [self._data, self._listed, *self._videos.values()]
+        return [self._data, *self._videos.values()]
 
     def task_number(self, text: str) -> int:
         """The number of a task; a new text gets a new number."""
@@ -309,9 +302,8 @@ class LerobotFolder:
         ``task_index`` int64 ``[k]``, as `task_number` gives them."""
         import pyarrow
 
-        with_stats = [column for column in (*self._columns, *self._own) if column.has_stats]
-        found: dict[str, list[Any]] = {column.name: [] for column in with_stats}
-        pictures, tasks, done = _sampled(length), dict[int, None](), 0
+        stats: dict[str, _Stats] = {}
+        number, pictures, tasks, done = len(self._episodes), _sampled(length), dict[int, None](), 0
         place = self._data.place("data")
         videos = {name: (files.frames, files.place(f"videos/{name}")) for name, files in self._videos.items()}
         for given in blocks:
@@ -319,7 +311,7 @@ class LerobotFolder:
             frame = np.arange(done, done + count)
             times = (frame / self._fps).astype(np.float32)
             own: dict[str, np.ndarray] = {"timestamp": times, "frame_index": frame, "index": frame + self._rows}
-            block: dict[str, np.ndarray] = {**given, **own, "episode_index": np.full(count, self._episodes)}
+            block: dict[str, np.ndarray] = {**given, **own, "episode_index": np.full(count, number)}
             chosen = pictures[np.searchsorted(pictures, done) : np.searchsorted(pictures, done + count)] - done
             arrays = []
             for column in (*self._columns, *self._own):
@@ -331,30 +323,29 @@ class LerobotFolder:
                     arrays.append(pyarrow.array(encoded, _arrow_type(column, pyarrow)))
                 else:
                     arrays.append(list_column(rows, pyarrow, fixed=rows.ndim == 2))
-                if column.kind == "numbers" and column.has_stats:
-                    found[column.name].append(rows.reshape(count, *(column.shape or (1,))))
-                elif column.kind != "numbers" and len(chosen):
-                    found[column.name].append(_Levels.of(rows[chosen]))
+                if column.kind != "numbers" and len(chosen):
+                    _add(stats, column.name, _Stats.of_pictures(rows[chosen]))
+                elif column.kind == "numbers" and column.has_stats:
+                    _add(stats, column.name, _Stats.of(rows.reshape(count, *(column.shape or (1,)))))
             self._data.write(pyarrow.record_batch(arrays, schema=self._schema))
             tasks |= dict.fromkeys(np.unique(given["task_index"]).tolist())
             done += count
         texts = list(self._tasks)
-        record: dict[str, Any] = {"episode_index": self._episodes, "tasks": [texts[number] for number in tasks]}
-        record |= {"length": length, **place}
+        record: dict[str, Any] = {
+            "episode_index": number,
+            "tasks": [texts[task] for task in tasks],
+            "length": length,
+            **place,
+        }
         record |= {"dataset_from_index": self._rows, "dataset_to_index": self._rows + length}
         for name, (begin, where) in videos.items():
             span = {"from_timestamp": begin / self._fps, "to_timestamp": (begin + length) / self._fps}
             record |= {**where, **{f"videos/{name}/{end}": time for end, time in span.items()}}
-        for column in with_stats:
-            name, several = column.name, found[column.name]
-            stats = (
-                _Stats.of_rows(np.concatenate(several)) if column.kind == "numbers" else sum(several[1:], several[0])
-            )
-            record |= {f"stats/{name}/{key}": values for key, values in stats.record().items()}
-            self._stats[name] = self._stats[name] + stats if name in self._stats else stats
-        record |= self._listed.place("meta/episodes")
-        self._listed.write(pyarrow.RecordBatch.from_pylist([record]))
-        self._rows, self._episodes = self._rows + length, self._episodes + 1
+        for name, found in stats.items():
+            record |= {f"stats/{name}/{key}": values for key, values in found.record().items()}
+            _add(self._stats, name, found)
+        self._episodes.append({**record, "meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
+        self._rows += length
         for files in self._files():
             files.end_episode()
 
@@ -366,48 +357,32 @@ class LerobotFolder:
         for files in self._files():
             files.finish()
         numbers, texts = pyarrow.array(range(len(self._tasks)), pyarrow.int64()), pyarrow.array(list(self._tasks))
-        table = pyarrow.table({"task_index": numbers, "task": texts})
-        with (self._folder / "meta" / "tasks.parquet").open("wb") as file:
-            parquet.write_table(table.replace_schema_metadata({"pandas": json.dumps(_PANDAS)}), file)
-        shapes = {column.name: column.shape or (1,) for column in (*self._columns, *self._own)}
-        stats = {}
-        for name, found in self._stats.items():
-            stats[name] = found.record()
-            if isinstance(found, _Stats):
-                stats[name] |= _by_quantile(_quantiles(self._some_rows(name, shapes[name])))
+        tasks = pyarrow.table({"task_index": numbers, "task": texts}).replace_schema_metadata(
+            {"pandas": json.dumps(_PANDAS)}
+        )
+        tables = {"tasks": tasks, "episodes/chunk-000/file-000": pyarrow.Table.from_pylist(self._episodes)}
+        for name, table in tables.items():
+            path = self._folder / "meta" / f"{name}.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                parquet.write_table(table, file)
+        stats = {name: found.record() for name, found in self._stats.items()}
         for name, content in ((INFO, self._info()), ("meta/stats.json", stats), (KEYS, keys or {})):
             (self._folder / name).write_text(json.dumps(content, indent=4), encoding="utf-8")
-
-    def _some_rows(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """All rows of a column, ``[n, *shape]``; of more than `_MOST_SORTED` values evenly spaced ones."""
-        from pyarrow import parquet
-
-        stride = -(-self._rows * int(np.prod(shape)) // _MOST_SORTED) or 1
-        taken, done = [], 0
-        for path in sorted((self._folder / "data").rglob("*.parquet")):
-            with parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(columns=[name]):
-                    values = batch.column(0)
-                    for _ in () if shape == (1,) else shape:
-                        values = values.flatten()
-                    rows = values.to_numpy(zero_copy_only=False).reshape(len(batch), *shape)
-                    taken.append(rows[-done % stride :: stride].copy())
-                    done += len(batch)
-        return np.concatenate(taken)
 
     def _info(self) -> dict[str, Any]:
         columns = (*self._columns, *self._own)
         return {
             "codebase_version": "v3.0",
             "robot_type": self._robot,
-            "total_episodes": self._episodes,
+            "total_episodes": len(self._episodes),
             "total_frames": self._rows,
             "total_tasks": len(self._tasks),
             "chunks_size": _CHUNK,
             "data_files_size_in_mb": _DATA_BYTES >> 20,
             "video_files_size_in_mb": _VIDEO_BYTES >> 20,
             "fps": self._fps,
-            "splits": {"train": f"0:{self._episodes}"},
+            "splits": {"train": f"0:{len(self._episodes)}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": _VIDEO_PATH if self._videos else None,
             "features": {column.name: column.to_json(self._fps) for column in columns},
@@ -482,12 +457,12 @@ class _NumberedFiles:
 
 
 class _ParquetFile:
-    """A table; rows are written when there are ``group_bytes`` of them."""
+    """A table; rows are written when there are `_GROUP_BYTES` of them."""
 
-    def __init__(self, path: Path, schema: Any, group_bytes: int) -> None:
+    def __init__(self, path: Path, schema: Any) -> None:
         from pyarrow import parquet
 
-        self._schema, self._group_bytes = schema, group_bytes
+        self._schema = schema
         self._file = OutputFile(path)
         self._writer = parquet.ParquetWriter(self._file, schema, compression="snappy")
         self._waiting: list[Any] = []
@@ -501,7 +476,7 @@ class _ParquetFile:
     def write(self, batch: Any) -> None:
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= self._group_bytes:
+        if self._waiting_bytes >= _GROUP_BYTES:
             self._flush()
 
     def finish(self) -> None:
@@ -524,31 +499,33 @@ class _ParquetFile:
 
 # -- statistics of columns ---------------------------------------------------------------------------------------------
 
-_QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 #: Pictures with a side of at least this many pixels are thinned, to sides of about `_THINNED`.
 _LARGE_SIDE, _THINNED = 300, 150
 
 
 @dataclass(frozen=True)
 class _Stats:
-    """Statistics of the rows of a column of numbers; all have the shape of a row, ``quantiles`` one more in front; float64.
-
-    Those of two are without quantiles, which do not follow from the quantiles of both.
-    """
+    """Statistics of the rows of a column, or of the channels of pictures; float64."""
 
     count: int
     low: np.ndarray
     high: np.ndarray
     mean: np.ndarray
     variance: np.ndarray
-    quantiles: np.ndarray | None = None
 
     @classmethod
-    def of_rows(cls, rows: np.ndarray) -> _Stats:
-        """The statistics of ``[n, *shape]``, n > 0."""
+    def of(cls, rows: np.ndarray) -> _Stats:
+        """Those of ``[n, *shape]``, n > 0; each has the shape of a row."""
         exact = rows.astype(np.float64)
-        moments = exact.min(0), exact.max(0), exact.mean(0), exact.var(0)
-        return cls(len(rows), *moments, _quantiles(rows))
+        return cls(len(rows), exact.min(0), exact.max(0), exact.mean(0), exact.var(0))
+
+    @classmethod
+    def of_pictures(cls, pictures: np.ndarray) -> _Stats:
+        """Those of uint8 ``[n, height, width, channels]``, n > 0, in parts of 255; each has the shape ``[channels, 1, 1]``."""
+        side = max(pictures.shape[1:3])
+        stride = side // _THINNED if side >= _LARGE_SIDE else 1
+        pixels = pictures[:, ::stride, ::stride].reshape(-1, pictures.shape[3], 1, 1)
+        return replace(cls.of(pixels / 255), count=len(pictures))
 
     def __add__(self, other: _Stats) -> _Stats:
         count = self.count + other.count
@@ -562,56 +539,11 @@ class _Stats:
     def record(self) -> dict[str, Any]:
         """A dictionary with lerobot's names; ``count`` is a list of one number, the other values are nested lists."""
         by_name = {"min": self.low, "max": self.high, "mean": self.mean, "std": np.sqrt(self.variance)}
-        found = {name: np.atleast_1d(values).tolist() for name, values in by_name.items()} | {"count": [self.count]}
-        return found if self.quantiles is None else found | _by_quantile(self.quantiles)
+        return {name: values.tolist() for name, values in by_name.items()} | {"count": [self.count]}
 
 
-def _quantiles(rows: np.ndarray) -> np.ndarray:
-    """The `_QUANTILES` of ``[n, *shape]``, n > 0, between two rows interpolated: float64 ``[quantiles, *shape]``."""
-    places = list(_QUANTILES.values())
-    exact = rows.astype(np.float64) if rows.dtype.kind == "b" or rows.itemsize < 4 else rows
-    return np.quantile(exact, places, axis=0).astype(np.float64)
-
-
-def _by_quantile(quantiles: np.ndarray) -> dict[str, Any]:
-    return {name: np.atleast_1d(values).tolist() for name, values in zip(_QUANTILES, quantiles)}
-
-
-@dataclass(frozen=True)
-class _Levels:
-    """Statistics of ``count`` pictures: how often each of 256 values occurs, int64 ``[channels, 256]``."""
-
-    count: int
-    found: np.ndarray
-
-    @classmethod
-    def of(cls, pictures: np.ndarray) -> _Levels:
-        """Those of uint8 ``[n, height, width, channels]``."""
-        side = max(pictures.shape[1:3])
-        stride = side // _THINNED if side >= _LARGE_SIDE else 1
-        channels = np.moveaxis(pictures[:, ::stride, ::stride], -1, 0)
-        found = [np.bincount(channel.reshape(-1), minlength=256) for channel in channels]
-        return cls(len(pictures), np.stack(found))
-
-    def __add__(self, other: _Levels) -> _Levels:
-        return _Levels(self.count + other.count, self.found + other.found)
-
-    def record(self) -> dict[str, Any]:
-        """As that of `_Stats`; the values have the shape ``[channels, 1, 1]``, and are divided by 255."""
-        low, high, mean, variance, quantiles = map(np.stack, zip(*map(_of_levels, self.found)))
-        by_name = {"min": low, "max": high, "mean": mean, "std": np.sqrt(variance)}
-        by_name |= dict(zip(_QUANTILES, quantiles.T))
-        return {name: values[:, None, None].tolist() for name, values in by_name.items()} | {"count": [self.count]}
-
-
-def _of_levels(counts: np.ndarray) -> tuple[Any, ...]:
-    """Low, high, mean, variance and quantiles of values 0 to 255, by how often each occurs; divided by 255."""
-    levels, total = np.arange(256) / 255, counts.sum()
-    used, ends = np.flatnonzero(counts), np.cumsum(counts)
-    mean = (levels * counts).sum() / total
-    variance = ((levels - mean) ** 2 * counts).sum() / total
-    places = np.searchsorted(ends, np.array(list(_QUANTILES.values())) * (total - 1), "right")
-    return levels[used[0]], levels[used[-1]], mean, variance, levels[places]
+def _add(stats: dict[str, _Stats], name: str, more: _Stats) -> None:
+    stats[name] = stats[name] + more if name in stats else more
 
 
 def _sampled(length: int) -> np.ndarray:

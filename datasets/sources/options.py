@@ -165,12 +165,6 @@ class _SharedOptions(TypedDict, total=False):
             metavar="N",
             flag_is_text=True,  # lerobot's is a list
         ),
-        _Of(
-            "arrays",
-            "only these episodes of a group or a file each, such as 0-9,12, or those that an array names: mask/train",
-            metavar="LIST",
-            commands=("convert",),
-        ),
     ]
     cameras: Annotated[str | None, _Of("lerobot", "only these cameras, such as front,wrist, or none", metavar="NAMES")]
     last_row: Annotated[

@@ -12,17 +12,10 @@ import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
 from ...formats.hdf5 import damage_reported, unread_part
-from .files import natural
+from .files import EPISODE, natural
 from .roles import NAMES
 from .stored import Hdf5Files, Hdf5Rows, Ring
 from .tables import Table
-
-#: Names of groups that may hold several episodes.
-_SEVERAL = re.compile(
-    r"(?:^|[^a-z])(?:env|worker|actor|agent|process|proc|rank|thread|seed|run|rollout|batch|buffer|chunk|shard|part|fold)s?"
-    r"(?:[^a-z]|$)",
-    re.IGNORECASE,
-)
 
 
 def open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
@@ -47,21 +40,17 @@ def open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
                 beside, members = {name: item for name, item in members.items() if name != "data"}, inside
         # Arrays of the whole file may lie beside numbered groups; beside other groups, arrays have rows of their own.
         has_arrays = any(isinstance(item, h5py.Dataset) for item in members.values())
-        if not episodes or (has_arrays and (not all(map(_is_numbered, episodes)) or _is_episode(members))):
+        is_numbered = all(re.search(r"\d", name) for name in episodes)
+        if not episodes or (has_arrays and (not is_numbered or _is_episode(members))):
             return [_table(path.name, top, files, path)]
         beside |= {name: item for name, item in members.items() if name not in episodes}
         _check_beside(beside, episodes, path.name)
         tables = []
         for name in sorted(episodes, key=natural):
             tables.append(_table(f"{path.name}: {name}", members[name], files, path))
-            tables[-1].kind = "episode" if _is_numbered(name) else "group"
+            tables[-1].kind = "episode" if EPISODE.search(name) else "group"
         tables[0].unreadable |= dict.fromkeys(beside, "it lies beside the episodes")
         return tables
-
-
-def _is_numbered(name: str) -> bool:
-    """Whether a group is named as an episode is: with a number that is not one of an environment, a worker, a part."""
-    return bool(re.search(r"\d", name)) and not _SEVERAL.search(name)
 
 
 def _d3rlpy_tables(members: Mapping[str, Any], files: Hdf5Files, path: Path) -> list[Table]:
@@ -159,11 +148,3 @@ def _table(name: str, group: Any, files: Hdf5Files, path: Path) -> Table:
 
     visit(group, "", {group.id})
     return table
-
-
-def named_groups(path: Path, array: str) -> tuple[list[str] | None, list[str]]:
-    """The names that an array of a file holds (None without it), and the arrays of names that robomimic's files have."""
-    with Hdf5Files() as files, damage_reported(path.name):
-        file = files.open(path)
-        names = [name.decode() for name in file[array][()].tolist()] if array in file else None
-        return names, [f"mask/{name}" for name in file.get("mask", ())]

@@ -22,10 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkstemp
 
-from ....errors import CorruptSourceError, ObjectNotFoundError, UsageError, reason
+from ....errors import CorruptSourceError, UsageError, reason
 from ....storage.tensordict_folder import read_memmap
 from ...formats.packed import ZipArchive
-from ...ingest.request import parse_numbers, select_numbered
 from .checkpoints import open_checkpoint
 from .files import (
     COLUMNS,
@@ -35,7 +34,6 @@ from .files import (
     SUFFIXES,
     ZARR,
     data_files,
-    natural,
     refuse_full,
     refuse_split,
     suffix_of,
@@ -121,31 +119,6 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
                 table.kind = "file"
             tables.append(table)
     return tables
-
-
-def select_episodes(tables: Sequence[Table], path: Path, wanted: str) -> list[Table]:
-    """The tables of some episodes: by their numbers (``0-4,7``), or by an array of the names of their groups (``mask/train``).
-
-    Raises UsageError where tables are no episodes, or there is no such array, ObjectNotFoundError for other episodes.
-    """
-    if any(table.kind != "episode" for table in tables):
-        message = f"{path.name} does not hold a group or a file per episode, of which --episodes could choose"
-        raise UsageError(message, hint="convert all, then `rbdata.open_dataset(...).episodes.where(...)`")
-    if re.fullmatch(r"[\d\s,-]+", wanted):
-        return select_numbered(dict(enumerate(tables)), parse_numbers(wanted, "--episodes"), path.name, "episode")
-    names, there = None, list[str]()
-    if suffix_of(path) in HDF5:
-        from .hdf5_tables import named_groups
-
-        names, there = named_groups(path, wanted)
-    if names is None:
-        hint = f"such as {', '.join(there) or '0-4,7'}"
-        raise UsageError(f"{path.name} has no array {wanted} of episodes", hint=hint)
-    by_name = {table.name.rpartition(": ")[2]: table for table in tables}
-    missing = [name for name in names if name not in by_name]
-    if missing or not names:
-        raise ObjectNotFoundError(f"{path.name}: {wanted} names {missing[0] if missing else 'no episode'}")
-    return sorted((by_name[name] for name in dict.fromkeys(names)), key=lambda table: natural(table.name))
 
 
 # -- NumPy ---------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from ...ingest.spaces import box_json
 from ...ingest.trajectories import TransitionRows, count_outcomes
 from ...ingest.unit import Facts, Part, Unit
 from .files import data_files, visible
-from .opening import open_tables, select_episodes
+from .opening import open_tables
 from .roles import Given, Roles, find_roles, listed
 from .rows import columns_of, end_episodes, transition_table
 from .sections import sections_of
@@ -161,7 +161,6 @@ class ArraysReader(Reader):
         there = manifest.source
         found = {
             "another map": there.get("map") != self.roles.to_map(),
-            "other episodes": there.get("episodes") != self._made_from.get("episodes"),
             "another environment": self._environment not in (None, there.get("environment")),
             "another split": there.get("split") != self._made_from.get("split"),
         }
@@ -311,17 +310,15 @@ def reader_of_path(location: Any, options: ConvertOptions) -> TablesReader:
     assert isinstance(location, DirectoryLocation)
     path = Path(location.url, location.only)
     split: str | None = options.extra["split"]
-    episodes: str | None = options.extra["episodes"]
     files = ExitStack()
     scratch = Path(files.enter_context(TemporaryDirectory(prefix=".unpacked-", dir=options.scratch)))
     tables = files.enter_context(open_tables(path, scratch, split))
-    tables = tables if episodes is None else select_episodes(tables, path, episodes)
     left_out = leave_out(tables, options.extra["leave_out"] or "")
     parts = [path] if path.is_file() else data_files(path, split) or visible(path)
     content: list[Any] = [
         [one.relative_to(path.parent).as_posix(), one.stat().st_size, one.stat().st_mtime_ns] for one in parts
     ]
-    chosen = {key: value for key, value in (("split", split), ("episodes", episodes)) if value is not None}
+    chosen = {} if split is None else {"split": split}
     content += [chosen] if chosen else []
     reader = TablesReader(
         tables,

@@ -15,7 +15,7 @@ import pytest
 import rbdata
 from pyarrow import parquet
 from rbdata.cli.options import parse_key_values
-from rbdata.errors import CorruptSourceError, DatasetExistsError, UsageError
+from rbdata.errors import CorruptSourceError, UsageError
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 
 
@@ -330,32 +330,6 @@ def test_the_rings_of_several_environments_of_tianshou_stay_apart(tmp_path: Path
     dataset = convert(tianshou(tmp_path / "buffer.hdf5", {}, more, t, np.zeros(12, bool)))
     assert lengths(dataset) == [4, 2]
     np.testing.assert_array_equal(dataset[:]["action"].numpy(), [102, 103, 104, 105, 200, 201])
-
-
-def test_episodes_of_a_file_are_chosen_by_number_or_by_a_mask(tmp_path: Path) -> None:
-    arrays: dict[str, Any] = {
-        "mask/train": [b"demo_0", b"demo_10", b"demo_2"],
-        "mask/valid": [b"demo_1"],
-        "mask/gone": [b"x"],
-    }
-    for k in range(11):
-        arrays |= {f"data/demo_{k}/{key}": value for key, value in demonstration([0] * k + [1]).items()}
-    path = write_hdf5(tmp_path / "own.hdf5", arrays)
-    assert lengths(convert(path)) == list(range(1, 12))
-    with pytest.raises(DatasetExistsError, match="other episodes"):
-        convert(path, episodes="mask/valid")
-    for chosen, wanted in (("mask/train", [1, 3, 11]), ("mask/valid", [2]), ("0-2,7", [1, 2, 3, 8])):
-        assert lengths(convert(path, episodes=chosen, force=True)) == wanted
-    for chosen, text in (
-        ("mask/test", "no array mask/test of episodes\nhint: such as mask/gone, mask/train, mask/valid"),
-        ("mask/gone", "mask/gone names x"),
-        ("11", "11"),
-    ):
-        with pytest.raises(rbdata.RbdataError, match=text):
-            convert(path, episodes=chosen, force=True)
-    np.savez(tmp_path / "own.npz", **steps(5), done=np.arange(5) == 4)
-    with pytest.raises(UsageError, match="does not hold a group or a file per episode"):
-        convert(tmp_path / "own.npz", episodes="0")
 
 
 def test_the_hint_for_arrays_of_several_environments_keeps_the_steps_of_each_together() -> None:
