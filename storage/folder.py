@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import tempfile
@@ -19,21 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import DatasetExistsError, DiskError, RbdataError, UsageError
+from ..errors import DatasetExistsError, DiskError, UsageError
 from .amounts import size
 from .durable import is_dangling, sync_folder
 from .lock import WriterLock
-from .manifest import BLOCK_TABLE, FILENAME, read_manifest
+from .manifest import FILENAME, read_manifest
 from .snapshot import aside, has_manifest, holds_dataset
 
 #: What a run records in its working folder (`work`).
 RUN = "run.json"
-#: Names of the files of datasets, beside ``*.memmap`` and the manifest.
-_FILES = {"meta.json", "blob", "offsets", "dictionary", "episodes.log", BLOCK_TABLE}
-#: Names of files in a working folder, finished or being fetched; no folder in it has such a name.
-_FILE_NAME = re.compile(
-    r"\.(?:memmap|blob|rows|lengths|json|npz|new|tmp)(?:\.part|\.[0-9a-f]{32})?$|^(?:blob|offsets|dictionary)\.part$"
-)
 #: Limit in bytes of a component of an id: file systems allow names of 255, and a lock's temporary name adds 40.
 _LONGEST_PART = 215
 #: The folder of raw objects that are needed only while the dataset is written.
@@ -87,18 +80,14 @@ class DatasetPlace:
     def _beside(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{suffix}")
 
-    def check_free(self, *, force: bool = False) -> None:
+    def check_free(self) -> None:
         """Raise DatasetExistsError if the path holds something other than a dataset, or lies inside another dataset.
 
-        Replacing a folder removes everything in it, so datasets must not be nested. With ``force`` the files of a dataset that
-        has lost its manifest may be replaced; anything else never is.
+        Replacing a folder removes everything in it, so datasets must not be nested.
         """
         if os.path.lexists(self.path) and not self.exists() and not is_empty_folder(self.path):
-            remains = holds_only_leaves(self.path)
-            if not (remains and force):
-                message = f"{self.path} exists and is not a dataset" + " (it has no rbdata.json)" * remains
-                hint = "replace it with --force" if remains else "move it away, or choose another name or --root"
-                raise DatasetExistsError(message, hint=hint)
+            message = f"{self.path} exists and is not a dataset (it has no {FILENAME})"
+            raise DatasetExistsError(message, hint="move it away, or choose another name or --root")
         for parent in self.path.parents:
             if parent == self.root:
                 return
@@ -107,15 +96,9 @@ class DatasetPlace:
                 raise DatasetExistsError(message, hint="choose another name")
 
     def recover(self) -> None:
-        """Finish a commit that was killed after it removed the record of the run. Call with the lock held.
-
-        The folder may have changed since: it is installed if its files match its manifest, and otherwise removed.
-        """
+        """Finish a commit that was killed after it removed the record of the run. Call with the lock held."""
         if (self.working / FILENAME).is_file() and not os.path.lexists(self.working / RUN):
-            if _is_whole(self.working):
-                self.install()
-            else:
-                self.discard_working()
+            self.install()
         elif not os.path.lexists(self.path) and (self.old / FILENAME).is_file():
             self.old.rename(self.path)
         if os.path.lexists(self.path):
@@ -237,17 +220,6 @@ def free_bytes(path: Path) -> int:
         path = path.parent
 
 
-def holds_only_leaves(path: Path) -> bool:
-    """Whether a folder holds only files of a dataset: one that has lost its manifest."""
-    if path.is_symlink() or not path.is_dir():
-        return False
-    files = list(files_below(path))
-    return bool(files) and all(
-        (one.suffix == ".memmap" or one.name in _FILES or one.name.startswith(FILENAME)) and not one.is_symlink()
-        for one in files
-    )
-
-
 def disk_use(path: Path) -> int:
     """Bytes that a folder or file takes on disk (without holes), not following links; 0 if it is missing."""
     total = 0
@@ -296,25 +268,6 @@ def holds_files(path: Path) -> bool:
     return any(files_below(path))
 
 
-def remove_links(folder: Path) -> None:
-    """Remove links (hard links too), pipes and devices from a working folder, and folders with the names of its files.
-
-    Writes in the folder must not reach a file outside. If the folder itself is a link, that is removed as well.
-    """
-    if not folder.is_dir() or folder.is_symlink():
-        remove_tree(folder)
-    for here, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(here, name)
-            status = path.lstat()
-            if stat.S_ISDIR(status.st_mode):
-                if name in _FILES or _FILE_NAME.search(name):
-                    remove_tree(path)
-                    folders.remove(name)
-            elif not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                path.unlink()
-
-
 def _keep_only(folder: Path, names: Collection[str]) -> None:
     """Remove all files except those named (relative paths), and folders that become empty."""
     for here, folders, files in os.walk(folder, topdown=False):
@@ -326,27 +279,16 @@ def _keep_only(folder: Path, names: Collection[str]) -> None:
                 path.unlink()
 
 
-def _is_whole(folder: Path) -> bool:
-    from .integrity import verify
-
-    remove_links(folder)
-    try:
-        return verify(folder, invariants=False).ok
-    except RbdataError:
-        return False
-
-
 def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
     """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id.
 
-    A dataset that has lost its manifest counts as complete, and so does a dangling link: neither can be read.
+    A dangling link counts as complete.
     """
     found = []
     for folder, names, files in os.walk(root):
         here = Path(folder)
         relative = here.relative_to(root).parts
-        lost = "meta.json" in files and relative[-1:] not in (("next",), ("episodes",)) and "episodes" in names
-        if (FILENAME in files or (lost and holds_only_leaves(here))) and len(relative) >= 2:
+        if FILENAME in files and len(relative) >= 2:
             found.append(("/".join(relative), here, True))
             names.clear()
             continue

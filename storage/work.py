@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import DatasetExistsError
 from .checksums import crc32c
 from .durable import is_about_reader, write_atomically
-from .folder import RAW, RUN, DatasetPlace, holds_files, remove_links
+from .folder import RAW, RUN, DatasetPlace, holds_files
 
 #: The folder of the parts: a name that no leaf can have. Each part is a folder ``<unit>.<number>``, with a record in it.
 PARTS, PART_RECORD = ".parts", "part.json"
@@ -39,8 +39,7 @@ class Work:
         self, place: DatasetPlace, fingerprint: str, *, restart: bool = False, command: str = "", continues: bool = True
     ) -> None:
         self.place, self.folder = place, place.working
-        place.check_free(force=restart)
-        remove_links(self.folder)
+        place.check_free()
         self._run = read_run(self.folder)
         self.discarded = bool(self._run.get("once"))
         if not self.belongs(place, fingerprint, restart=restart):

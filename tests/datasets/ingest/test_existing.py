@@ -110,19 +110,15 @@ def test_a_dry_run_counts_what_is_there(run, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_dataset_without_its_manifest_is_shown_and_replaced_by_force_alone(run, tmp_path):
+def test_a_folder_without_a_manifest_is_not_replaced(run, tmp_path):
     top, _ = run
     path = get(top, tmp_path, options={"parts": (0,)}).path
     (path / "rbdata.json").unlink()
-    (found,) = list_local(tmp_path)
-    assert (found.id, found.state) == ("atari/Qbert/2", "damaged") and "no rbdata.json" in str(found.problem)
-    with pytest.raises(DatasetExistsError, match=r"no rbdata\.json") as caught:
-        get(top, tmp_path)
-    assert "--force" in str(caught.value.hint)
-    (path / "thesis.txt").write_text("mine")
-    with pytest.raises(DatasetExistsError, match="is not a dataset"):
-        get(top, tmp_path, force=True)
     assert list_local(tmp_path) == []
-    (path / "thesis.txt").unlink()
-    assert get(top, tmp_path, force=True).action == "written"
+    for force in (False, True):
+        with pytest.raises(DatasetExistsError, match=r"no rbdata\.json") as caught:
+            get(top, tmp_path, force=force)
+        assert "move it away" in str(caught.value.hint)
+    shutil.rmtree(path)
+    assert get(top, tmp_path).action == "written"
     assert list_local(tmp_path)[0].state == "complete"
