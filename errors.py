@@ -90,7 +90,7 @@ class DatasetNotFoundError(UsageError, FileNotFoundError):
 
 
 class UnknownKeyError(UsageError, KeyError, IndexError):
-    """What is selected is not there: no leaf or option of this name, no step, episode or record of this number."""
+    """What is selected is not there: no leaf of this name, no step, episode or record of this number."""
 
     code = "unknown_key"
 

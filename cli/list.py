@@ -32,7 +32,7 @@ _SOURCES = (
     TableColumn("source"),
     TableColumn("datasets", right=True),
     TableColumn("from", optional=True),
-    TableColumn("for example", optional=True),
+    TableColumn("example", optional=True),
 )
 
 

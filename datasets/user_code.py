@@ -167,7 +167,7 @@ def _import(where: str, folder: Path, reference: str) -> ModuleType:
 def _suggestion(name: str, owner: Any) -> str:
     names = [one for one in dir(owner) if not one.startswith("_") and callable(getattr(owner, one, None))]
     near = difflib.get_close_matches(name, names, n=3) or names[:6]
-    return f"there are {', '.join(near)}" if near else "it holds nothing that can be called"
+    return f"it has {', '.join(near)}" if near else "it holds nothing that can be called"
 
 
 # -- the files that code imports -----------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def _reached(where: str, folder: Path, reference: str) -> dict[str, Path]:
         path = _path(where, folder)
         if not path.is_file():
             near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-            hint = f"there are {', '.join(near[:6])}" if near else _FORMS
+            hint = f"files there: {', '.join(near[:6])}" if near else _FORMS
             raise UsageError(f"{reference}: there is no file {path}", hint=hint)
         found = {_name_of_file(path): path}
     else:

@@ -16,6 +16,7 @@ sys.path.insert(0, str(DOCS / "extensions"))
 
 import api_reference  # noqa: E402 - found by the line above
 import command_reference  # noqa: E402
+from rbdata import errors  # noqa: E402
 from rbdata.datasets.audit.findings import GROUPS, KINDS  # noqa: E402
 
 BEGIN, END = "<!-- docs/reference.py writes this -->", "<!-- end -->"
@@ -31,6 +32,23 @@ def names() -> Iterator[str]:
             sentence = re.split(r"(?<=\.)\s", " ".join(head.split()), maxsplit=1)[0].rstrip(".:")
             yield f"| `{name}` | {sentence.replace('``', '`').replace('|', escape)} |"
         yield ""
+    yield from raised()
+
+
+def raised() -> Iterator[str]:
+    """Every exception of `rbdata.errors` with the code and exit code of the command line."""
+    yield from (
+        "**Errors**, of `rbdata.errors`",
+        "",
+        "| name | also a | code | exits with | |",
+        "| --- | --- | --- | --- | --- |",
+    )
+    for name, one in vars(errors).items():
+        if isinstance(one, type) and issubclass(one, errors.RbdataError):
+            bases = ", ".join(f"`{base.__name__}`" for base in one.__bases__ if base is not errors.RbdataError)
+            sentence = " ".join((inspect.getdoc(one) or "").partition("\n\n")[0].split()).replace("``", "`").rstrip(".")
+            yield f"| `{name}` | {bases} | `{one.code}` | {one.exit_code} | {sentence} |"
+    yield ""
 
 
 def findings() -> Iterator[str]:

@@ -33,7 +33,7 @@ class TestFindingFunctions:
     @pytest.mark.parametrize("where", ["mine", "mine.py", "./mine.py"])
     def test_no_such_function(self, shared, where):
         error = fails(shared, f"{where}:relable", UsageError, "there is no 'relable' in .*mine.py")
-        assert error.hint == "there are relabel"
+        assert error.hint == "it has relabel"
 
     def test_no_such_builtin_function(self, shared):
         error = fails(shared, "rbdata:to_flaot", UsageError, "to_flaot")
