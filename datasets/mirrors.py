@@ -222,7 +222,6 @@ def estimate_copy(copy: Copy, place: DatasetPlace, *, force: bool) -> Estimate:
         free_bytes=free_bytes(place.path),
         done_parts=0,
         parts=1,
-        part_names=["dataset"],
         notes=manifest.notes,
         why="converted dataset",
     )

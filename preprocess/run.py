@@ -453,8 +453,7 @@ class FunctionReader(Reader):
 
     def expected(self, steps: float, disk_bytes: float) -> Expectation:
         """That so many steps will be made, which take so many bytes."""
-        names = [chunk.label for chunk in self.chunks]
-        return Expectation(0, round(steps), len(self.episodes), round(disk_bytes), names)
+        return Expectation(0, round(steps), len(self.episodes), round(disk_bytes))
 
     def check_input(self) -> None:
         for path, manifest in self.folders:  # copied bytes get new checksums: they must be intact

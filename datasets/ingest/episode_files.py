@@ -440,7 +440,7 @@ class EpisodeFiles(Reader):
 
     def expect(self) -> Expectation:
         fetch = sum(group.size for group in self.groups)
-        return Expectation(fetch, *self._known, fetch, [group.name for group in self.groups])
+        return Expectation(fetch, *self._known, fetch)
 
     def units(self, lead: Part | None) -> list[Unit]:
         units = list[Unit]()

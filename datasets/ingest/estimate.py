@@ -93,7 +93,6 @@ def estimate_units(
         disk_bytes=int(states * state_bytes() if states else 0) + steps * row + episodes * _EPISODE,
         done_parts=len(done),
         parts=len(units),
-        part_names=[unit.name for unit in units],
         notes=reader.notes,
         fetched=fetched,
     )
@@ -114,7 +113,6 @@ def estimate_expected(
         disk_bytes=int(expected.disk_bytes * left),
         done_parts=done,
         parts=parts,
-        part_names=expected.part_names,
         notes=expected.notes,
         estimated=not expected.counted,
         fetched=expected.counted and any("://" in item.url for item in reader.files()),
@@ -140,4 +138,4 @@ def expect_rows(reader: Reader, steps: int, episodes: int = 0, ratio: float = _G
             large += column.row_bytes if plain else ratio * column.row_bytes + codec_of(leaf).index_bytes
     lasting = sum(leaf.row_bytes for leaf in reader.schema.steps if leaf.name not in reader.bulk and leaf.constant != 0)
     lasting += int(large) * (2 if reader.options.layout == "ted" else 1)
-    return Expectation(0, steps, episodes, steps * lasting + episodes * _EPISODE, ["recording"])
+    return Expectation(0, steps, episodes, steps * lasting + episodes * _EPISODE)

@@ -29,7 +29,6 @@ class Tally:
         self.bytes = estimate.fetch_bytes
         #: What the rows of parts count: a recording of a number of episodes does not know its number of steps.
         self.unit = "episodes" if estimate.episodes and not estimate.steps else "steps"
-        self.names = estimate.part_names
         self.tasks: dict[int, TaskProgress] = {}
         self.finished: set[int] = set()
         self._clock = clock

@@ -84,7 +84,6 @@ class Expectation:
     steps: int
     episodes: int
     disk_bytes: int
-    part_names: Sequence[str]
     notes: Sequence[str] = ()
     counted: bool = False
 

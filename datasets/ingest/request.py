@@ -105,7 +105,6 @@ class Estimate:
     free_bytes: int
     done_parts: int
     parts: int
-    part_names: Sequence[str] = ()
     notes: Sequence[str] = ()
     #: Why the data come from this location, where that is not obvious.
     why: str = ""

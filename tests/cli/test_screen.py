@@ -94,7 +94,7 @@ def drawn(terminal: Terminal) -> list[str]:
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", terminal.getvalue()))
 
 
-ESTIMATE = Estimate("a/b", Path("a/b"), "there", 1, 1000, 10, 1, 1000, 10**9, 0, 1, part_names=["shard 7"])
+ESTIMATE = Estimate("a/b", Path("a/b"), "there", 1, 1000, 10, 1, 1000, 10**9, 0, 1)
 
 
 class TestBars:
@@ -142,7 +142,7 @@ class TestBars:
             show(3 * 10**8, 10**9)
         assert any(re.match("verifying.* 30% 300 MB of 1.00 GB", line) for line in drawn(terminal))
         with terminal, progress.show_progress("a/b", Listener()) as listener:
-            listener.on_estimate(replace(ESTIMATE, parts=2, part_names=["observation shard 7", "observation shard 8"]))
+            listener.on_estimate(replace(ESTIMATE, parts=2))
             waiting = TaskProgress(1, 21, 100, 500, 0, "HTTP 503: retry 1 of 4 in 2 s")
             listener.on_progress([TaskProgress(0, 53, 100, 500, 0), waiting])
         last = drawn(terminal)[-12:]

@@ -185,9 +185,8 @@ class RluReader(RunReader[EpisodeFile]):
         if not codec_of(self.schema[self.bulk[0]]).fixed_rows:
             codec = codec_of(self.schema[self.bulk[0]])
             large = large * compressed_share(codec, sample.rows) + codec.index_bytes
-        names = [f"file {file.number}" for file in self.chosen]
         small = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk and leaf.constant != 0)
-        return Expectation(fetch, rows, episodes, int(rows * (small + large)), names)
+        return Expectation(fetch, rows, episodes, int(rows * (small + large)))
 
     def units(self, lead: Part | None) -> list[FileUnit]:
         how = (self.location, self.options.unknown_next, self.time_limit)

@@ -159,7 +159,7 @@ class D4rlReader(WholeFileReader):
         if self.bulk:
             ratio = bytes_of_state(self, self.sample_rows) / self.schema["observation"].row_bytes
         expected = expect_rows(self, rows.steps, int(np.count_nonzero(rows.last & rows.keep)), ratio)
-        return replace(expected, part_names=[self.item.name], notes=list(self._notes(rows.counts)), counted=True)
+        return replace(expected, notes=list(self._notes(rows.counts)), counted=True)
 
     def units(self, lead: Part | None) -> list[FileUnit]:
         found, stat = self.found, self.path.stat()

@@ -185,9 +185,7 @@ class MinariReader(Reader):
         if leaves := self.compressed():
             ratio = compressed_share(codec_of(leaves[0]), self.sample_rows())
         expected = expect_rows(self, len(kept), episodes, ratio * (1 + episodes / len(kept)))
-        return replace(
-            expected, part_names=[unit.name for unit in self._parts()[0]], notes=self._survey.notes, counted=True
-        )
+        return replace(expected, notes=self._survey.notes, counted=True)
 
     def units(self, lead: Part | None) -> list[EpisodesUnit]:
         return self._parts()[0]
