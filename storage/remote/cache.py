@@ -2,7 +2,7 @@
 
     rbdata.json         only when everything is there: until then the folder is not a dataset
     .rbdata-blocks      4096 bytes of JSON, and a byte for each block; all processes map it
-    .rbdata-session, .rbdata-claims     locks; these files are empty
+    .rbdata-session, .rbdata-claim-N    locks; these files are empty
     all other files     those of the dataset, at full length, with holes
 
 The blocks of a dataset are numbered through its files in the order of their paths. Files of the rows of large leaves are read
@@ -10,12 +10,12 @@ in blocks (those of the table of checksums, 4 MiB each); all others are needed b
 Every block is compared with its checksum when it arrives.
 
 The byte of a block is odd while the block is resident, and changes with every eviction and every arrival. So a read needs no
-lock: what was copied out of a block is right if its byte was odd before, and is the same after. Data and bytes are in the page
-cache and survive the end of any process; a crash of the machine may lose either. After a start of the machine, blocks are
-therefore `UNPROVEN`: compared with their checksums before they are used. One machine uses a cache at a time.
+lock: what was copied out of a block is right if its byte was odd before, and is the same after. The bytes of a block are on the
+disk before it becomes resident, and an eviction is before its bytes go: a crash of the machine loses blocks, and never makes a
+hole of one. One machine uses a cache at a time.
 
-Each block is fetched by one thread of one process, which holds a lock on its byte of the claims; the system releases it when
-the process ends. Eviction takes random blocks that no batch waits for: over several passes the least recently used block is the
+Each block is fetched by one thread of one process, which holds a lock file for it (`_claim`); the system releases it when the
+process ends. Eviction takes random blocks that no batch waits for: over several passes the least recently used block is the
 one that is needed next, so that LRU would never hit.
 """
 
@@ -27,7 +27,6 @@ import fcntl
 import json
 import mmap
 import os
-import struct
 import threading
 import weakref
 from collections import Counter
@@ -39,6 +38,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from filelock import FileLock
 
 from ...errors import DamagedDatasetError, DiskError, RbdataError
 from ..amounts import size as amount
@@ -60,9 +60,9 @@ CONNECTIONS, PLANNED = 16, 12
 ATTEMPTS = 100
 #: One in this many blocks of the limit is evicted at once.
 EVICTED_SHARE = 64
-#: The byte of a block that was stored before a start of the machine; others are below.
-UNPROVEN, CYCLE = 254, 252
-BLOCKS_FILE, FORMAT, VERSION = ".rbdata-blocks", "rbdata block cache", 2
+#: Lock files of a cache: blocks that share one are fetched one after the other.
+CLAIMS = 64
+BLOCKS_FILE, FORMAT, VERSION = ".rbdata-blocks", "rbdata block cache", 3
 _HEADER = 4096
 _ANOTHER = "choose another cache_dir, or delete the folder"
 
@@ -159,10 +159,10 @@ class BlockCache:
         self._planned = np.empty(0, np.int64)
         self._session = _open_session(folder, text, layout, files.url)
         with (folder / BLOCKS_FILE).open("r+b") as file:
-            whole = np.frombuffer(mmap.mmap(file.fileno(), _HEADER + layout.count), np.uint8)
+            self._map = mmap.mmap(file.fileno(), _HEADER + layout.count)
+        whole = np.frombuffer(self._map, np.uint8)
         #: The bytes of the blocks, uint8 ``[count]``, and of the whole dataset, shared by all processes.
         self.states, self._finished = whole[_HEADER:], whole[_HEADER - 1 : _HEADER]
-        self._claims = -1
         self._begin()
         _caches.add(self)
         if not self.finished:
@@ -173,13 +173,8 @@ class BlockCache:
                 raise DiskError(message, hint="give a cache_limit, or a cache_dir on another disk")
 
     def _begin(self) -> None:
-        """The state of this process; a forked one starts again, without its parent's threads, locks and claims."""
-        if self._claims >= 0:
-            os.close(self._claims)
+        """The state of this process; a forked one starts again, without its parent's threads and locks."""
         self._lock, self._room = threading.Lock(), threading.Lock()
-        self._claims = os.open(
-            self.folder / ".rbdata-claims", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
-        )
         self._pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-blocks")
         self._running: dict[int, Future[None]] = {}
         self._plan: Iterator[int] = iter(())
@@ -191,9 +186,8 @@ class BlockCache:
         """Drop the plan, and let other machines use the folder."""
         self._plan = iter(())
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for descriptor in (self._session, self._claims):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.close(self._session)
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
@@ -205,18 +199,10 @@ class BlockCache:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the blocks on disk."""
-        return int(self.layout.lengths[self._stored()].sum())
-
-    def _stored(self) -> np.ndarray:
-        return (self.states & 1).astype(bool) | (self.states == UNPROVEN)
+        return int(self.layout.lengths[(self.states & 1).astype(bool)].sum())
 
     def are_resident(self, blocks: np.ndarray) -> bool:
         return bool((self.states[blocks] & 1).all())
-
-    def _mark(self, blocks: np.ndarray, resident: bool) -> None:
-        before = self.states[blocks]
-        before[before == UNPROVEN] = int(not resident)
-        self.states[blocks] = (before + 1) % CYCLE
 
     @property
     def holds_all(self) -> bool:
@@ -342,31 +328,21 @@ class BlockCache:
         is_whole = path not in self.layout.in_blocks
         blocks = self.layout.of_file(path) if is_whole else np.array([block])
         parts = list(self._checksums.all(path)) if is_whole else [self._checksums.block(path, number)]
-        with self._claim(int(blocks[0])):
+        with self._claim(str(int(blocks[0]) % CLAIMS)):
             if self.are_resident(blocks):
                 return
-            if not ((self.states[blocks] == UNPROVEN).all() and all(part.is_in(self.folder) for part in parts)):
-                data = self._receive(path, parts)
-                with self._room_for_one() if self._most is not None and not is_whole else contextlib.nullcontext():
-                    with _writing(self.folder), (self.folder / path).open("r+b") as file:
-                        write_at(file.fileno(), data, parts[0].begin)
-                    self._mark(blocks, True)
-            else:
-                self._mark(blocks, True)
+            data = self._receive(path, parts)
+            with self._room_for_one() if self._most is not None and not is_whole else contextlib.nullcontext():
+                with _writing(self.folder), (self.folder / path).open("r+b") as file:
+                    write_at(file.fileno(), data, parts[0].begin)
+                    os.fdatasync(file.fileno())
+                self.states[blocks] += 1
         if (self.states & 1).all():
             self._finish()
 
-    @contextmanager
-    def _claim(self, number: int) -> Iterator[None]:
-        """Wait until no other process has this number. Where the system lacks such locks, two may store the same bytes."""
-        kind = getattr(fcntl, "F_OFD_SETLKW", None)
-        if kind is not None:
-            fcntl.fcntl(self._claims, kind, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
-        try:
-            yield
-        finally:
-            if kind is not None:
-                fcntl.fcntl(self._claims, kind, struct.pack("hhqqi", fcntl.F_UNLCK, os.SEEK_SET, number, 1, 0))
+    def _claim(self, name: str) -> FileLock:
+        """A lock that no other thread and no other process has meanwhile."""
+        return FileLock(self.folder / f".rbdata-claim-{name}", poll_interval=0.005)
 
     def _receive(self, path: str, parts: list[CheckedBlock]) -> bytes:
         """The bytes of consecutive parts of a file, compared with their checksums; asked for again where they differ."""
@@ -388,9 +364,9 @@ class BlockCache:
     @contextmanager
     def _room_for_one(self) -> Iterator[None]:
         """Evict until another block fits; while the body stores it, no other thread or process does this."""
-        with self._room, self._claim(self.layout.count):
+        with self._room, self._claim("room"):
             assert self._most is not None
-            there = np.flatnonzero(self._stored() & self.layout.evictable)
+            there = np.flatnonzero((self.states & 1).astype(bool) & self.layout.evictable)
             surplus = len(there) + 1 - self._most
             if surplus > 0 and not self.finished:
                 with self._lock:
@@ -399,8 +375,10 @@ class BlockCache:
                 if len(free) < surplus:  # other processes hold the rest of the limit
                     free = there
                 surplus = min(len(free), max(surplus, self._most // EVICTED_SHARE))
-                for block in np.random.default_rng().choice(free, surplus, replace=False).tolist():
-                    self._mark(np.array([block]), False)
+                gone = np.random.default_rng().choice(free, surplus, replace=False)
+                self.states[gone] += 1
+                self._map.flush()
+                for block in gone.tolist():
                     path, number = self.layout.place(block)
                     _punch(self.folder / path, number * self.layout.block_bytes, int(self.layout.lengths[block]))
             yield
@@ -409,12 +387,9 @@ class BlockCache:
 
     def _finish(self) -> None:
         """Make the folder the dataset if every block is resident."""
-        with self._room, self._claim(self.layout.count), _writing(self.folder):
+        with self._room, self._claim("room"), _writing(self.folder):
             if self.finished or not (self.states & 1).all():
                 return
-            for path in self.layout.sizes:
-                with (self.folder / path).open("r+b") as file:
-                    os.fsync(file.fileno())
             write_atomically(self.folder / FILENAME, self._text)
             sync_folder(self.folder)
             self._finished[0] = 1
@@ -495,19 +470,16 @@ def _open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> i
 
 
 def _set_up(folder: Path, wanted: dict[str, Any], layout: BlockLayout, url: str) -> None:
-    facts, before = _read_header(folder, layout), None
+    facts, states = _read_header(folder, layout), bytes(layout.count)
     if facts is not None:
         _check_same(folder, facts, wanted, url)
         if facts["boot"] == _boot():
             return
-        before = np.frombuffer((folder / BLOCKS_FILE).read_bytes(), np.uint8)[_HEADER:]
-    _make_files(folder, layout, keep=before is not None)
+        states = (folder / BLOCKS_FILE).read_bytes()[_HEADER:]
+    _make_files(folder, layout, keep=facts is not None)
     header = json.dumps({"format": FORMAT, "version": VERSION, **wanted, "url": url[:300], "boot": _boot()}).encode()
-    states = np.zeros(layout.count, np.uint8)
-    if before is not None:
-        states[(before & 1 == 1) | (before == UNPROVEN)] = UNPROVEN
     # Written in full: on a full disk, writing to the map of a hole kills the process.
-    write_atomically(folder / BLOCKS_FILE, header.ljust(_HEADER, b"\0") + states.tobytes())
+    write_atomically(folder / BLOCKS_FILE, header.ljust(_HEADER, b"\0") + states)
 
 
 def _read_header(folder: Path, layout: BlockLayout) -> dict[str, Any] | None:
