@@ -55,11 +55,8 @@ def open_local(procs: int, modules: Sequence[str] = (), *, memory: int | None = 
 class HereEngine:
     """The `Engine` that does the work in this process, task by task."""
 
-    name, parallel, separate = "local, 1 process", 1, False
+    name, parallel = "local, 1 process", 1
     on_output: OnOutput = staticmethod(write_to_stderr)
-
-    def prepare(self) -> None:
-        """There is nothing to start."""
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task index, record)`` as tasks are done."""

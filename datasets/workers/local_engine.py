@@ -46,21 +46,17 @@ class LocalEngine:
     """
 
     def __init__(self, procs: int, modules: Sequence[str] = (), *, memory: int | None = None) -> None:
-        self.parallel, self.separate = procs, True
+        self.parallel = procs
         self.name = f"local, {self.parallel} process{'' if self.parallel == 1 else 'es'}"
         self.on_output: OnOutput = write_to_stderr
         self._modules, self._memory = [__name__, *modules], memory
         self._pool: _Pool | None = None
 
-    def prepare(self) -> None:
-        """Start the fork server, which imports ``modules`` for seconds (unless the program has one already); do not wait."""
-        if _METHOD == "forkserver":
-            _start_server(self._modules)
-
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
-        self.prepare()
         if self._pool is None:
+            if _METHOD == "forkserver":
+                _start_server(self._modules)
             self._pool = _Pool(self.parallel, self._memory, lambda line: self.on_output(line))
         idle = False
         try:
@@ -91,19 +87,12 @@ def _starting() -> Iterator[None]:
     acts at the end of the block, and never on the server: what it finds half started would print a traceback.
     """
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    calls: list[tuple[Any, ...]] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, lambda *call: calls.append(call)) if is_main else None
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if is_main:
-            signal.signal(signal.SIGINT, handler)
-    if calls and callable(handler):
-        handler(*calls[0])
 
 
 def _start_server(modules: Sequence[str]) -> None:

@@ -28,8 +28,8 @@ RETRIES = 3
 #: Tasks submitted per processor: one to run and one to wait.
 AHEAD = 2
 
-#: Seconds that tasks of a cluster get to finish after an interruption, and that killing their workers then takes.
-PATIENCE, GRACE = 30.0, 1.0
+#: Seconds that killing the workers takes.
+GRACE = 1.0
 
 #: Bytes of the object store, which holds references and records of a few hundred bytes: the minimum that Ray accepts.
 _STORE = 80 << 20
@@ -45,9 +45,6 @@ class RayEngine:
     Raises MissingExtraError if ray is not installed, and at the first ``run`` UsageError if no cluster answers.
     """
 
-    #: Tasks do run in other processes, but a cluster takes longer to start than functions to import.
-    separate = False
-
     def __init__(self, procs: int | None = None, address: str | None = None) -> None:
         self._ray = _import()
         self._procs = procs
@@ -57,9 +54,6 @@ class RayEngine:
         self.parallel = procs or usable_cpus()
         self.name = f"ray {self._ray.__version__}"
         self.on_output: OnOutput = write_to_stderr  # unused: what tasks print is in Ray's logs
-
-    def prepare(self) -> None:
-        """Does nothing: the cluster exists, or starts with the first tasks."""
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """See `Engine.run`. Progress is reported when a task is done."""
@@ -97,15 +91,14 @@ class RayEngine:
     def _wait_for(self, references: list[Any]) -> None:
         """Return when no task writes any longer, so that the dataset's lock can be released.
 
-        ``ray.cancel`` is not used: if a task ends while it is being cancelled, Ray (2.60) aborts the whole program. A Ray
-        that this engine started is shut down. On another one the tasks get time to finish; then the connection is closed, which
-        kills its workers, unless the program made it.
+        ``ray.cancel`` is not used: if a task ends while it is being cancelled, Ray (2.60) aborts the whole program. Closing the
+        connection kills the workers; what the program connected to itself is left alone, and its tasks are waited for.
         """
-        ray = self._ray
-        if references and ray.is_initialized() and self._way != "started":
-            patience = PATIENCE if self._way == "joined" else None
-            _, references = ray.wait(references, num_returns=len(references), timeout=patience)
-        if references and ray.is_initialized():
+        if not references or not self._ray.is_initialized():
+            return
+        if self._way == "borrowed":
+            self._ray.wait(references, num_returns=len(references))
+        else:
             self.close()
             sleep(GRACE)
 
@@ -168,7 +161,7 @@ def _check_port(address: str) -> None:
     """Raise OSError when the port is closed: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE / 3).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _call(shared: tuple[Path, tuple[str, ...], bytes], task: bytes) -> dict[str, Any]:

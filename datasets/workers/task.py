@@ -97,14 +97,8 @@ class Engine(Protocol):
     name: str
     #: How many tasks are likely to run side by side; for estimates of time only.
     parallel: int
-    #: Whether the work is done in other processes of this machine, which import what it needs; otherwise it is done in this
-    #: process, or on a cluster.
-    separate: bool
     #: Receives what the work prints in other processes of this machine, line by line.
     on_output: OnOutput
-
-    def prepare(self) -> None:
-        """Called before ``run``, as soon as it is certain that there will be work. May do nothing."""
 
     def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield ``(task.index, record)`` as tasks finish, in any order.

@@ -43,7 +43,6 @@ def records(workers):
 
 def test_forked_from_one_that_has_loaded_the_modules():
     with closing(LocalEngine(2, modules=["h5py"])) as workers:
-        workers.prepare()
         found = records(workers)
         again = {record["pid"] for record in records(workers)}
     pids = {record["pid"] for record in found}

@@ -104,8 +104,7 @@ def test_a_task_that_kills_every_worker(engine, capfd):
     assert capfd.readouterr().out == ""  # where Ray itself would tell of it
 
 
-def test_nothing_writes_when_a_run_was_left(engine, tmp_path, monkeypatch):
-    monkeypatch.setattr("rbdata.datasets.workers.ray_cluster.PATIENCE", 0.5)
+def test_nothing_writes_when_a_run_was_left(engine, tmp_path):
     leave_a_run(engine, tmp_path)
 
 
