@@ -5,10 +5,9 @@ from the beginning of an episode or from the end of the record before:
 
     head      crc32c of the rest (8 hex digits), uint32 environment, uint32 steps, uint64 bytes of rows, uint8 whether an
               episode begins, uint8 how it ends (`ingest.block`), 0 if it continues
-    rows      of each column, one more row of a per-state column where an episode begins; then rewards, float64; compressed
+    rows      of each column, one more row of a per-state column where an episode ends; then rewards, float64; compressed
 
-A record without steps says how the record before it ends. Only the last record can be cut short by a kill; it is dropped, and
-so are the records of an episode without an end.
+Only the last record can be cut short by a kill; it is dropped, and so are the records of an episode without an end.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import os
 import struct
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -40,15 +39,14 @@ class Piece:
     rewards: np.ndarray
 
 
-@dataclass(frozen=True)
-class _Record:
+class _Record(NamedTuple):
     """Where the rows of a record lie, and its head."""
 
     offset: int
     env: int
     steps: int
     stored: int
-    begins: bool
+    begins: int
     end: int
 
 
@@ -62,9 +60,7 @@ class EpisodeLog:
         #: Steps and episodes of whole episodes.
         self.counts = (0, 0)
         self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
-        sound = self._scan()
-        self._file.seek(sound)
-        self._file.truncate()
+        self._file.truncate(self._scan())
 
     def append(self, piece: Piece) -> None:
         """Add a record; it is with the operating system when this returns."""
@@ -96,22 +92,19 @@ class EpisodeLog:
             data = zstandard.ZstdDecompressor().decompress(self._file.read(record.stored))
             rows, at = [], 0
             for column in self._columns:
-                count = record.steps + (record.begins and column.per == "state")
+                count = record.steps + (column.per == "state" and record.end > 0)
                 some = np.frombuffer(data, column.dtype, count * int(np.prod(column.shape, dtype=int)), at)
                 rows.append(some.reshape(count, *column.shape))
                 at += some.nbytes
             rewards = np.frombuffer(data, "<f8", record.steps, at)
-            yield Piece(record.env, bool(record.begins), record.end, rows, rewards)
+            yield Piece(env, bool(record.begins), record.end, rows, rewards)
 
     def _add(self, record: _Record) -> None:
-        if record.begins:
-            self._open_records[record.env].clear()
         episode = self._open_records[record.env]
-        if record.steps:
-            episode.append(record)
-        elif episode:
-            episode[-1] = replace(episode[-1], end=record.end)
-        if record.end and episode:
+        if record.begins:
+            episode.clear()
+        episode.append(record)
+        if record.end:
             self._kept += episode
             self.counts = self.counts[0] + sum(one.steps for one in episode), self.counts[1] + 1
             episode.clear()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ....errors import RbdataError
-from ...ingest.block import END_TERMINATED, END_TRUNCATED, ENDS, Block
+from ...ingest.block import END_TERMINATED, END_TRUNCATED, Block
 from ...ingest.spaces import LossyCastError, SpaceLeaf, as_array, cast, text_rows
 from ...ingest.trajectories import Column
 
@@ -98,30 +98,10 @@ class LeafRows:
 _BUFFER_BYTES, _BUFFER_ROWS = 32 << 20, 8192
 
 
-def block_rows(columns: Sequence[Column], count: int) -> int:
-    """How many rows of each environment are kept in memory, of ``count``."""
+def block_rows(columns: Sequence[Column], count: int, most: int | None = None) -> int:
+    """How many rows of each environment are kept in memory, of ``count``; those of one take ``most`` bytes."""
     row = sum(column.row_bytes for column in columns) + 5
-    return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count)))
-
-
-class Section:
-    """The blocks of one environment. The state that the next action is taken in waits for the next block."""
-
-    def __init__(self, number: int, columns: Sequence[Column]) -> None:
-        self._number, self._columns = number, columns
-        self._waiting: dict[str, np.ndarray] = {}
-
-    def block(self, rows: Sequence[np.ndarray], rewards: np.ndarray, bits: np.ndarray, done: int) -> Block:
-        """A block of the next rows of each column, all states as they came; with rewards ``[n]`` and bits uint8 ``[n]``."""
-        states = len(bits) + int(np.count_nonzero(bits & ENDS))
-        columns = {"next/reward": rewards.astype(np.float32)}
-        for column, some in zip(self._columns, rows):
-            if column.per == "state":
-                before = self._waiting.get(column.key)
-                every = some if before is None else np.concatenate([before, some])
-                some, self._waiting[column.key] = every[:states], every[states:].copy()
-            columns[column.key] = some
-        return Block(columns if len(bits) else {}, bits if len(bits) else None, place=(0, self._number), done=done)
+    return max(4, min(_BUFFER_ROWS, _BUFFER_BYTES // (row * count), (most or _BUFFER_BYTES) // row))
 
 
 class Lane:
@@ -132,11 +112,11 @@ class Lane:
     """
 
     def __init__(
-        self, number: int, values: LeafRows, observation: Sequence[SpaceLeaf], action: Sequence[SpaceLeaf], room: int
-    ) -> None:
+        self, number: int, values: LeafRows, states: Sequence[SpaceLeaf], steps: Sequence[SpaceLeaf], room: int
+    ):
         self.number, self._values, self._room = number, values, room
         self._of_states, self._of_steps = (
-            [(leaf, np.zeros((room, *leaf.shape), leaf.dtype)) for leaf in leaves] for leaves in (observation, action)
+            [(leaf, np.zeros((room, *leaf.shape), leaf.dtype)) for leaf in leaves] for leaves in (states, steps)
         )
         self._reward, self._end = np.zeros(room), np.zeros(room, np.uint8)
         #: Rows in the buffers.
@@ -163,19 +143,48 @@ class Lane:
         self._reward[self.steps], self._end[self.steps] = reward, end
         self.steps += 1
 
-    def take(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-        """The rows of each column, the rewards and the ends; valid until the next row is put."""
-        rows = [buffer[: self.states] for _, buffer in self._of_states]
-        rows += [buffer[: self.steps] for _, buffer in self._of_steps]
-        taken = rows, self._reward[: self.steps], self._end[: self.steps]
+    def cut(self, how: int) -> None:
+        """End the episode with its newest step."""
+        self._end[self.steps - 1] = how
+
+    def ready(self) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """The steps whose end is known: the rows of each column, the rewards and the bits, valid until `drop`. The newest step
+        of an episode that goes on is none of them, nor is the state that the next action is taken in."""
+        states, steps = self._known()
+        rows = [rows[:states] for _, rows in self._of_states] + [rows[:steps] for _, rows in self._of_steps]
+        return rows, self._reward[:steps], self._end[:steps]
+
+    def drop(self) -> None:
+        """Forget what is `ready`."""
+        states, steps = self._known()
+        buffers = [(rows, states, self.states) for _, rows in self._of_states]
+        buffers += [(rows, steps, self.steps + 1) for _, rows in self._of_steps]  # an action may wait for its results
+        buffers += [(self._reward, steps, self.steps), (self._end, steps, self.steps)]
+        for rows, first, stop in buffers:
+            rows[: stop - first] = rows[first:stop].copy()
+        self.states, self.steps = self.states - states, self.steps - steps
+
+    def _known(self) -> tuple[int, int]:
+        steps = self.steps - int(self.steps > 0 and not self._end[self.steps - 1])
+        return steps + int(np.count_nonzero(self._end[:steps])), steps
+
+    def clear(self) -> None:
+        """Forget all rows."""
         self.states = self.steps = 0
-        return taken
 
     def _put(self, buffers: Sequence[tuple[SpaceLeaf, np.ndarray]], row: int, value: Any) -> None:
         for leaf, rows in buffers:
             one = self._values.pick(leaf, value) if leaf.path else value
             same = type(one) is np.ndarray and one.dtype == rows.dtype and one.shape == leaf.shape
             rows[row] = one if same else self._values.row(leaf, one)
+
+
+def block_of(
+    columns: Sequence[Column], rows: Sequence[np.ndarray], rewards: np.ndarray, bits: np.ndarray, lane: int, done: int
+) -> Block:
+    """The rows of each column, the rewards and the bits of steps of an environment, as a block of its section."""
+    named = {column.key: some for column, some in zip(columns, rows)}
+    return Block({**named, "next/reward": rewards.astype(np.float32)}, bits, place=(0, lane), done=done)
 
 
 def first_observation(returned: Any) -> Any:

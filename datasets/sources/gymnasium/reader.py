@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -32,16 +33,15 @@ from ...fetch.location import DirectoryLocation
 from ...ingest.block import END_CUT, Block
 from ...ingest.estimate import compressed_share, expect_rows
 from ...ingest.reader import Reader
-from ...ingest.records import ConvertOptions, Count, Expectation, PartSpec
+from ...ingest.records import ConvertOptions, Expectation, PartSpec, count_notes
 from ...ingest.spaces import SpaceLeaf, renamed, space_json, space_leaves
 from ...ingest.trajectories import Column, count_outcomes
 from ...ingest.unit import Facts, Part, Unit
 from .environments import Made, classes_of, heard, importable, specification, wrappers_of_returns
-from .lanes import Lane, LeafRows, Section, block_rows, count_outside, first_observation, step_results
+from .lanes import Lane, LeafRows, block_of, block_rows, count_outside, first_observation, step_results
 from .policy import RANDOM, Actor, find_policy, name_policy, reference, seed_generators
 
 _REPORT_EVERY = 256
-_NO_END = 1 << 62
 _MOST_ENVS = 1024
 #: The limits, in seconds and steps, of the trial with random actions that measures an environment.
 _TRIED_SECONDS, _TRIED_STEPS = 0.4, 400
@@ -74,17 +74,19 @@ class PolicyUnit(Unit):
                     actor = Actor(envs, policy, name_policy(self.policy), self.given["epsilon"], self.given["seed"])
                     recording = _Recording(self, envs, actor)
                     yield from recording.blocks()
-            yield Block({}, place=(0, 0), record=recording.about(notes), done=self.rows)
+            about = {
+                "counts": {"actions_out_of_bounds": recording.outside},
+                "notes": [*notes, *recording.values.notes()],
+            }
+            yield Block({}, place=(0, 0), record=about, done=self.rows)
 
 
 class _Copy(Lane):
-    """One of the environments that are stepped together, and its share of steps and episodes."""
+    """One of the environments that are stepped together, and the steps and episodes that it has still to make."""
 
     env: Any
-    section: Section
-    steps_share: int
-    episodes_share: int
-    made = ended = 0
+    steps_left: float
+    episodes_left: float
     is_active = True
 
 
@@ -92,23 +94,22 @@ class _Recording:
     """One run of one environment, or of several in step.
 
     Environments are not reset by themselves, as those of a vector environment are: the observation that comes with a
-    terminated or truncated step is the true final one, and no step is a reset in disguise.
+    terminated or truncated step is the true final one, and no step is a reset in disguise. One that has made its share is
+    stepped with the others, and not recorded.
     """
 
     def __init__(self, task: PolicyUnit, envs: list[Any], actor: Actor) -> None:
         self._task, self._actor, self._done = task, actor, 0
-        self._values = LeafRows(task.made.id, space_json(envs[0].observation_space))
+        self.values = LeafRows(task.made.id, space_json(envs[0].observation_space))
+        self.outside = 0  # actions beyond the bounds of their Box
         room = block_rows(task.columns, len(envs))
-        self._lanes = [_Copy(n, self._values, task.observation, task.action, room) for n in range(len(envs))]
+        self._lanes = [_Copy(n, self.values, task.observation, task.action, room) for n in range(len(envs))]
         for lane, env in zip(self._lanes, envs):
             lane.env = env
-            lane.section = Section(lane.number, task.columns)
-            lane.steps_share, lane.episodes_share = (
-                _share(task.given.get(unit), len(envs), lane.number) for unit in ("steps", "episodes")
-            )
+            lane.steps_left = _share(task.given["steps"], len(envs), lane.number)
+            lane.episodes_left = _share(task.given.get("episodes"), len(envs), lane.number)
         #: A policy acts after all environments were stepped, which may share an array.
         self._copies = len(envs) > 1 and not actor.is_random
-        self._outside = 0  # actions beyond the bounds of their Box
 
     def blocks(self) -> Iterator[Block]:
         """Step the environments until each has its share."""
@@ -118,7 +119,12 @@ class _Recording:
         while True:
             if over:
                 actor.begin(np.array([lane in over for lane in lanes]) if len(lanes) > 1 else None)
-            over = self._round(actor(observations), observations)
+            actions = actor(observations)
+            for lane, action in zip(lanes, actions):  # before any is stepped: actions may share memory
+                if lane.is_active:
+                    lane.put_action(action)
+            ends = [self._step(lane, action, observations) for lane, action in zip(lanes, actions)]
+            over = [lane for lane, end in zip(lanes, ends) if end]
             self._done += 1
             if not any(lane.is_active for lane in lanes):
                 break
@@ -130,31 +136,19 @@ class _Recording:
                 yield Block({}, place=(0, 0), done=self._counted())
         yield from self._rows()
 
-    def about(self, notes: Sequence[str]) -> dict[str, Any]:
-        """What is known of the whole recording."""
-        return {"counts": {"actions_out_of_bounds": self._outside}, "notes": [*notes, *self._values.notes()]}
-
-    def _round(self, actions: Sequence[Any], observations: list[Any]) -> list[_Copy]:
-        """Step every environment; returns those whose episode ends. One that has its share is stepped with the others, and
-        not recorded."""
-        over = []
-        for lane, action in zip(self._lanes, actions):  # before any is stepped: actions may share memory
+    def _step(self, lane: _Copy, action: Any, observations: list[Any]) -> int:
+        """Step an environment; returns how its episode ends, 0 if it goes on."""
+        try:
+            observation, reward, end = step_results(lane.env.step(action))
             if lane.is_active:
-                lane.put_action(action)
-        for lane, action in zip(self._lanes, actions):
-            try:
-                observation, reward, end = step_results(lane.env.step(action))
-                if lane.is_active:
-                    lane.made += 1
-                    lane.ended += end > 0
-                    lane.is_active = lane.made < lane.steps_share and lane.ended < lane.episodes_share
-                    lane.put_step(observation, reward, end or (0 if lane.is_active else END_CUT))
-            except (Exception, SystemExit) as error:
-                raise self._failed("step", error) from error
-            observations[lane.number] = self._kept(observation)
-            if end:
-                over.append(lane)
-        return over
+                lane.steps_left -= 1
+                lane.episodes_left -= end > 0
+                lane.is_active = lane.steps_left > 0 and lane.episodes_left > 0
+                lane.put_step(observation, reward, end or (0 if lane.is_active else END_CUT))
+        except (Exception, SystemExit) as error:
+            raise self._failed("step", error) from error
+        observations[lane.number] = self._kept(observation)
+        return end
 
     def _reset(self, lane: _Copy, **arguments: Any) -> Any:
         try:
@@ -176,21 +170,30 @@ class _Recording:
         return RbdataError(message, hint=hint)
 
     def _counted(self) -> int:
+        """How much of the unit's rows is done."""
         by_steps = self._task.given["steps"] is not None
-        return sum(lane.made if by_steps else lane.ended for lane in self._lanes)
+        return int(self._task.rows - sum(lane.steps_left if by_steps else lane.episodes_left for lane in self._lanes))
 
     def _rows(self) -> Iterator[Block]:
         """What is in memory."""
         first = len(self._task.observation)
         for lane in self._lanes:
-            rows, rewards, bits = lane.take()
-            self._outside += sum(map(count_outside, self._task.action, rows[first:]))
-            yield lane.section.block(rows, rewards, bits, self._counted())
+            rows, rewards, bits = lane.ready()
+            if len(bits):
+                self.outside += sum(map(count_outside, self._task.action, rows[first:]))
+                yield block_of(self._task.columns, rows, rewards, bits, lane.number, self._counted())
+                lane.drop()
 
 
-def _share(total: int | None, count: int, number: int) -> int:
+def _share(total: int | None, count: int, number: int) -> float:
     """How many of ``total`` environment ``number`` makes: the first few make one more if the shares cannot be equal."""
-    return _NO_END if total is None else total // count + (number < total % count)
+    return math.inf if total is None else total // count + (number < total % count)
+
+
+_COUNTED = {
+    "cut_episodes": "{n:episode was|episodes were} cut by the end of the recording; the final observation is true.",
+    "actions_out_of_bounds": "{n:action lies|actions lie} outside the Box; stored as the policy returned.",
+}
 
 
 class EnvironmentReader(Reader):
@@ -222,8 +225,10 @@ class EnvironmentReader(Reader):
 
     def identity(self) -> dict[str, Any]:
         leaves = [leaf.to_json() for leaf in self.schema]
-        environment = {"environment": self.spec, "environment_classes": self._classes}
-        return {"converter": self.converter, **environment, "leaves": leaves}
+        return {"converter": self.converter, **self._environment(), "leaves": leaves}
+
+    def _environment(self) -> dict[str, Any]:
+        return {"environment": self.spec, "environment_classes": self._classes}
 
     def check_append(self, old: Manifest) -> None:
         for key, space in self.spaces.items():
@@ -235,13 +240,8 @@ class EnvironmentReader(Reader):
     def describe(self) -> dict[str, Any]:
         import gymnasium
 
-        about = {
-            "environment": self.spec,
-            "environment_classes": self._classes,
-            "gymnasium_version": gymnasium.__version__,
-            "keys": renamed([*self.observation, *self.action]),
-            "left_out": self.left_out,
-        }
+        about = {**self._environment(), "gymnasium_version": gymnasium.__version__}
+        about |= {"keys": renamed([*self.observation, *self.action]), "left_out": self.left_out}
         return {**about, **({OTHER_RETURNS: self._wrappers} if self._wrappers else {})}
 
     @property
@@ -249,32 +249,16 @@ class EnvironmentReader(Reader):
         """The identity of the one unit."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
-    @property
-    def compresses(self) -> bool:
-        """Whether large rows are compressed."""
-        return any(not codec_of(self.schema[name]).fixed_rows for name in self.bulk)
-
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         about = parts[-1].about
         counts = {**count_outcomes(episodes.outcomes), **about["counts"], "environments": self.environments}
         made_of = {"name": self.name, "size": None, "crc32c": None}
         states = episodes.steps + len(episodes)
         spec = PartSpec("recording", states, "recording", made_of, number=0, first_state=0)
-        return Facts(counts, self._notes(counts, about["notes"]), [spec], self.spaces)
-
-    def _notes(self, counts: Mapping[str, Any], more: Sequence[str]) -> list[str]:
-        notes = list(dict.fromkeys([*self.more_notes, *more]))
-        cut, outside = counts["cut_episodes"], counts["actions_out_of_bounds"]
-        if cut:
-            notes.append(
-                f"{Count(cut):episode was|episodes were} cut by the end of the recording; the final "
-                "observation is true."
-            )
-        if outside:
-            notes.append(f"{Count(outside):action lies|actions lie} outside the Box; stored as the policy returned.")
+        notes = list(dict.fromkeys([*self.more_notes, *about["notes"]])) + count_notes(_COUNTED, counts)
         if any(leaf.is_text for leaf in [*self.observation, *self.action]):
             notes.append("Texts are stored as UTF-8 bytes, zero-padded.")
-        return notes
+        return Facts(counts, notes, [spec], self.spaces)
 
 
 class PolicyReader(EnvironmentReader):
@@ -308,7 +292,7 @@ class PolicyReader(EnvironmentReader):
             notes: list[str] = []
             with replace(self._made, count=1).opened() as (env,), heard(notes):  # one is enough for the spaces
                 super().__init__(made.id, env, count, options)
-                if not made.is_object and self.compresses:
+                if not made.is_object and self.compressed():
                     self._ratio = self._measure(env)
         # An id may be registered with a class or function of this process.
         self.in_worker = not self._objects and isinstance(env.spec.entry_point, str)
@@ -318,8 +302,10 @@ class PolicyReader(EnvironmentReader):
         self.more_notes = notes
 
     def identity(self) -> dict[str, Any]:
-        about = {"policy_files": self._files, "given_as_objects": self._objects, "version": self._version}
-        return {**super().identity(), **about, **self.given}
+        return {**super().identity(), **self._participants(), **self.given}
+
+    def _participants(self) -> dict[str, Any]:
+        return {"policy_files": self._files, "given_as_objects": self._objects, "version": self._version}
 
     def check_append(self, old: Manifest) -> None:
         """Environment i is seeded with ``seed + i``: a seed is used once."""
@@ -333,14 +319,11 @@ class PolicyReader(EnvironmentReader):
             raise DatasetExistsError(message, hint=f"give another seed, such as seed={max(high for _, high in used)}")
 
     def describe(self) -> dict[str, Any]:
-        about: dict[str, Any] = {
-            **super().describe(),
-            "options": {**self.given, "unknown_next": self.options.unknown_next},
-        }
-        told = {"policy_files": self._files, "given_as_objects": self._objects, "version": self._version}
+        about: dict[str, Any] = {name: value for name, value in self._participants().items() if value}
         if self._files:  # that of the policy's own file
             about["policy_sha256"] = next(iter(self._files.values()))
-        return {**about, **{name: value for name, value in told.items() if value}}
+        options = {**self.given, "unknown_next": self.options.unknown_next}
+        return {**super().describe(), "options": options, **about}
 
     # -- recording -----------------------------------------------------------------------------------------------------
 
@@ -372,4 +355,4 @@ class PolicyReader(EnvironmentReader):
                     break
         except Exception:  # the recording will report the error
             return None
-        return compressed_share(codec_of(self.schema[self.bulk[0]]), rows)
+        return compressed_share(codec_of(self.compressed()[0]), rows)

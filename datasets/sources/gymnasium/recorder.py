@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -38,7 +38,7 @@ from ...ingest.records import ConvertOptions, Expectation
 from ...ingest.request import Listener, Request
 from ...ingest.unit import Part, Unit
 from .episode_log import EpisodeLog, Piece
-from .lanes import Lane, LeafRows, Section, block_rows, count_outside, first_observation, to_end, to_reward
+from .lanes import Lane, LeafRows, block_of, block_rows, count_outside, first_observation, to_end, to_reward
 from .policy import check_action
 from .reader import EnvironmentReader
 from .source import check_name, join_name
@@ -55,7 +55,7 @@ _PIECE_BYTES = 16 << 20
 class LoopReader(EnvironmentReader):
     """The dataset of a loop. ``log`` may be larger when it is read than when the reader is made."""
 
-    converter, here = "gymnasium loop 2", True  # a log is an open file
+    converter, here = "gymnasium loop 3", True  # a log is an open file
     log: EpisodeLog | None = None
 
     def identity(self) -> dict[str, Any]:
@@ -84,42 +84,43 @@ class LogUnit(Unit):
         assert reader.log is not None
         room, first = block_rows(reader.columns, reader.environments), len(reader.observation)
         for env in range(reader.environments):
-            section, waiting, rows = Section(env, reader.columns), list[Piece](), 0
+            waiting, held = list[Piece](), 0
             for piece in reader.log.pieces(env):  # blocks are larger than short episodes
                 outside += sum(map(count_outside, reader.action, piece.rows[first:]))
-                done, rows = done + len(piece.rewards), rows + len(piece.rewards) + piece.begins
+                done, held = done + len(piece.rewards), held + len(piece.rewards)
                 waiting.append(piece)
-                if rows >= room:
-                    yield section.block(*_joined(waiting), done)
-                    waiting, rows = [], 0
+                if held >= room:
+                    yield _joined(reader, waiting, done)
+                    waiting, held = [], 0
             if waiting:
-                yield section.block(*_joined(waiting), done)
+                yield _joined(reader, waiting, done)
         about = {"counts": {"actions_out_of_bounds": outside}, "notes": list(reader.more_notes)}
         yield Block({}, place=(0, 0), record=about, done=done)
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """The rows of each column, the rewards and the bits of pieces that follow each other."""
-    bits = np.zeros(sum(len(piece.rewards) for piece in pieces), np.uint8)
-    bits[np.cumsum([len(piece.rewards) for piece in pieces]) - 1] = [piece.end for piece in pieces]
+def _joined(reader: LoopReader, pieces: Sequence[Piece], done: int) -> Block:
+    """Pieces that follow each other as a block."""
+    lengths = [len(piece.rewards) for piece in pieces]
+    bits = np.zeros(sum(lengths), np.uint8)
+    bits[np.cumsum(lengths) - 1] = [piece.end for piece in pieces]
     rows = [np.concatenate(parts) for parts in zip(*(piece.rows for piece in pieces))]
-    return rows, np.concatenate([piece.rewards for piece in pieces]), bits
+    rewards = np.concatenate([piece.rewards for piece in pieces])
+    return block_of(reader.columns, rows, rewards, bits, pieces[0].env, done)
 
 
 class _Episode(Lane):
     """The episode of one environment that is being recorded."""
 
     log: EpisodeLog
-    #: Whether there is an episode to step in, and how many steps it has.
-    is_open, length = False, 0
+    #: Whether there is an episode to step in.
+    is_open = False
     _begins = False
 
     def begin(self, observation: Any) -> None:
         """Begin an episode; an episode that did not end is truncated, or dropped if it has no steps."""
         self.end(END_TRUNCATED)
-        self.take()
         self.put_state(observation)
-        self.is_open, self._begins, self.length = True, True, 0
+        self.is_open, self._begins = True, True
 
     def step(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
         """Record a step, whose action has been put, and the end of the episode if it is the last.
@@ -127,27 +128,29 @@ class _Episode(Lane):
         Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
         """
         try:
-            number, end = to_reward(reward), to_end(terminated, truncated)
-            self.put_step(observation, number, end)
+            end = to_end(terminated, truncated)
+            self.put_step(observation, to_reward(reward), 0)
         except RbdataError:
             self.end(END_CUT)
             raise
-        self.length += 1
         if end:
             self.end(end)
         elif self.is_full:
             self._write(0)
 
     def end(self, how: int) -> None:
-        """End the episode, if it is open."""
+        """End the episode, if it is open, with its newest step."""
         is_open, self.is_open = self.is_open, False
-        if is_open and self.length:
+        if is_open and self.steps:
+            self.cut(how)
             self._write(how)
+        self.clear()
 
     def _write(self, end: int) -> None:
         """Write the steps in memory to the log."""
-        rows, rewards, _ = self.take()
+        rows, rewards, _ = self.ready()
         self.log.append(Piece(self.number, self._begins, end, rows, rewards))
+        self.drop()  # not before: where the log cannot be written, the episode has no gap
         self._begins = False
 
 
@@ -167,40 +170,33 @@ class Tape:
         listener: Listener | None = None,
     ) -> None:
         options = ConvertOptions(codec, layout, extra={"text": text})
-        spec = env.spec
+        spec, where = env.spec, settings.root(root)
         if spec is None and name is None:
             raise UsageError("an environment without an id needs a name", hint='rbdata.Recorder(env, name="...")')
         full = f"gymnasium/{join_name(spec.id, name)}" if spec else f"my/{check_name(str(name))}"
-        where = settings.root(root)
         self._request, self._listener = Request(full, root=where, options=options, force=force), listener or Listener()
-        self._job = job = LoopReader(spec.id if spec else str(name), env, count, options)
+        self._reader = reader = LoopReader(spec.id if spec else str(name), env, count, options)
         self.place = DatasetPlace(where, full)
         make_writable(where)
         if self.place.path in _open:
             message = f"a Recorder of {full} is still open in this program"
-            raise DatasetBusyError(
-                message, hint="close() it first, which makes its dataset, or record under another name"
-            )
-        self._lock = self.place.lock()
-        self._lock.__enter__()
-        try:
+            hint = "close() it first, which makes its dataset, or record under another name"
+            raise DatasetBusyError(message, hint=hint)
+        with ExitStack() as stack:
+            stack.enter_context(self.place.lock())
             self.place.recover()
             if self.place.exists() and not force:
-                raise DatasetExistsError(
-                    f"{full} is there already", hint="record under another name, or use force=True"
-                )
-            work = Work(self.place, mark_of(job, self.place), restart=force)
+                hint = "record under another name, or use force=True"
+                raise DatasetExistsError(f"{full} is there already", hint=hint)
+            work = Work(self.place, mark_of(reader, self.place), restart=force)
             work.remember("log", True)  # what it holds is worth keeping
-            self.log = job.log = EpisodeLog(work.folder / LOG, job.columns)
-        except BaseException:
-            self._lock.__exit__()
-            raise
-        _open.add(self.place.path)
-        self._is_released = False
-        self._values = LeafRows(job.title, job.spaces["observation"])
-        row = sum(column.row_bytes for column in job.columns)
-        room = max(4, min(block_rows(job.columns, count), _PIECE_BYTES // max(1, row)))
-        self.lanes = [_Episode(number, self._values, job.observation, job.action, room) for number in range(count)]
+            self.log = reader.log = EpisodeLog(work.folder / LOG, reader.columns)
+            _open.add(self.place.path)
+            stack.callback(_open.discard, self.place.path)
+            self._held = stack.pop_all()
+        self._values = LeafRows(reader.title, reader.spaces["observation"])
+        room = block_rows(reader.columns, count, _PIECE_BYTES)
+        self.lanes = [_Episode(n, self._values, reader.observation, reader.action, room) for n in range(count)]
         for lane in self.lanes:
             lane.log = self.log
 
@@ -212,37 +208,29 @@ class Tape:
         except BaseException as error:
             for lane in self.lanes:
                 lane.end(END_CUT)
-            if isinstance(error, RbdataError) and self._job.title not in reason(error):
-                raise RbdataError(f"{self._job.title}: {reason(error)}", hint=error.hint) from error
+            if isinstance(error, RbdataError) and self._reader.title not in reason(error):
+                raise RbdataError(f"{self._reader.title}: {reason(error)}", hint=error.hint) from error
             raise
 
     def finish(self) -> Path | None:
         """Make the dataset; None where nothing was recorded."""
-        for lane in self.lanes:
-            lane.end(END_CUT)
-        self._job.more_notes = self._values.notes()
-        if not self.log.counts[0]:
-            self.abandon()
-            with self.place.lock():
-                self.place.discard_working()
-            self.place.prune_parents()
-            return None
-        self._release()  # the run takes it
         try:
-            return run(self._job, self.place, self._request, self._listener, self._job.location.url).path
+            for lane in self.lanes:
+                lane.end(END_CUT)
+            self._reader.more_notes = self._values.notes()
+            if self.log.counts[0]:
+                self._held.close()  # the run takes the lock
+                return run(self._reader, self.place, self._request, self._listener, self._reader.location.url).path
+            self.place.discard_working()
         finally:
-            self.log.close()
+            self.abandon()
+        self.place.prune_parents()
+        return None
 
     def abandon(self) -> None:
-        """Stop, unless it is stopped, and leave the episodes that ended to the next recorder of this name."""
-        if not self._is_released:
-            self.log.close()
-            self._release()
-
-    def _release(self) -> None:
-        self._is_released = True
-        _open.discard(self.place.path)
-        self._lock.__exit__()
+        """Stop, and leave the episodes that ended to the next recorder of this name."""
+        self.log.close()
+        self._held.close()
 
 
 class _Recorder:
