@@ -38,7 +38,7 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
     from rbdata.datasets.ingest.dictionary import store_dictionaries
     from rbdata.datasets.ingest.part import PartTask, parts_of
     from rbdata.storage.codecs import codec_of
-    from rbdata.storage.episodes import TRUNCATED, EpisodeBuilder
+    from rbdata.storage.episodes import TRUNCATED, EpisodeTable
     from rbdata.storage.folder import DatasetPlace
     from rbdata.storage.manifest import Manifest
     from rbdata.storage.schema import Leaf, Schema, ted_flags
@@ -48,10 +48,9 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
     place = DatasetPlace(root, f"bench/{codec}-{frames}")
     if place.exists():
         return place.path
-    episodes = EpisodeBuilder()
-    for _ in range(max(1, frames // (EPISODE + 1))):
-        episodes.add(EPISODE, 0.0, TRUNCATED)
-    made = episodes.table()
+    count = max(1, frames // (EPISODE + 1))
+    lengths, outcomes = np.full(count, EPISODE), np.full(count, TRUNCATED, np.uint8)
+    made = EpisodeTable(np.arange(count) * EPISODE, lengths, np.zeros(count), outcomes, np.zeros(count, bool))
     frame = Leaf("observation", "state", "uint8", SHAPE, codec)
     schema = Schema((frame, Leaf("action", "step", "int64", ()), *ted_flags()))
     rng = np.random.default_rng(0)

@@ -1,18 +1,14 @@
-"""Sizes, counts, shares, durations and tables as people read them, and sizes as they write them."""
+"""Sizes, counts, shares and durations as people read them, and sizes as they write them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable
 
 from ..errors import UsageError
 
 #: Limit of records in a batch, a stack, a slice or a look-ahead, so that numbers and sizes of reads fit into 64 bits.
 MOST_RECORDS = 1 << 32
-
-#: Rows shown of a table in a notebook.
-MAX_ROWS = 40
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?")
@@ -84,17 +80,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def html_table(title: str, rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """A title and a table, all text escaped; rows beyond MAX_ROWS are only counted."""
-    shown = list(rows)
-    lines = [_row("th", head)] if head else []
-    lines += [_row("td", row) for row in shown[:MAX_ROWS]]
-    if len(shown) > MAX_ROWS:
-        lines.append(_row("td", [f"and {len(shown) - MAX_ROWS:,} more"]))
-    return f"<div><b>{escape(title)}</b><table>{''.join(lines)}</table></div>"
-
-
-def _row(tag: str, cells: Sequence[object]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(str(cell))}</{tag}>' for cell in cells)}</tr>"

@@ -178,17 +178,6 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.id!r}, steps={len(self)}, episodes={self.manifest.episodes}, path={str(self.path)!r})"
 
-    def _repr_html_(self) -> str:
-        from .amounts import html_table, plural
-        from .amounts import size as amount
-
-        manifest = self.manifest
-        size = f"{plural(len(self), 'step')}, {plural(manifest.episodes, 'episode')}"
-        if manifest.bytes:  # a view has no files
-            size += f", {amount(manifest.bytes)}"
-        rows = [(leaf.name, leaf.dtype, list(leaf.shape), leaf.kind, leaf.codec) for leaf in self.schema]
-        return html_table(f"{self.id}: {size}", rows, ("leaf", "dtype", "shape", "kind", "codec"))
-
     def _ipython_key_completions_(self) -> list[str]:
         return list(self.schema.names)
 
@@ -533,10 +522,6 @@ class DatasetView(Dataset):
     def folders(self) -> tuple[tuple[Path, Manifest], ...]:
         found = [member.folders for member in self.members]
         return tuple(folder for one in found for folder in one) if all(found) else ()
-
-    def member_of(self, steps: torch.Tensor) -> torch.Tensor:
-        """The number of the dataset among ``members`` that each step comes from, int64, same shape."""
-        return torch.from_numpy(self._segments.member)[self.episode_of(steps)]
 
     def _count(self, name: str) -> int:
         return max(member._count(name) for member in self.members)

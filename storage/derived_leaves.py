@@ -12,22 +12,19 @@ Returns to go equal those of the function ``returns_to_go`` of `preprocess` with
 are computed per episode when one of its steps is first read, and kept: no pass over the data, 4 bytes a step.
 
 `read_statistics` returns what leaves are normalised by, over the states in which an action was taken: the mean and standard
-deviation, from one pass that merges blocks in float64 (Chan, Golub & LeVeque, 1983), the extremes, or percentiles. They are
-stored in a hidden file beside the dataset's folder, with the content hash of the dataset. Extremes and percentiles become -1
-and 1, as by lerobot's MIN_MAX and QUANTILES (https://github.com/huggingface/lerobot, processor/normalize_processor.py).
+deviation, from one pass that merges blocks in float64 (Chan, Golub & LeVeque, 1983), the extremes, or percentiles. Extremes and
+percentiles become -1 and 1, as by lerobot's MIN_MAX and QUANTILES (https://github.com/huggingface/lerobot,
+processor/normalize_processor.py).
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +34,6 @@ from ..errors import UsageError
 from .codecs.codec import Rows, WrappedRows
 from .computed_rows import ComputedRows
 from .dataset import Dataset
-from .durable import write_atomically
 from .episodes import EpisodeTable
 from .leaf import Leaf
 from .row_index import lookup
@@ -373,55 +369,15 @@ def _given(dataset: Dataset, name: str, values: Any) -> Moments:
 
 
 def read_statistics(dataset: Dataset, names: Iterable[str], kind: str = "std") -> dict[str, Moments]:
-    """The statistics of this kind for each leaf: float64, shaped as a row, or ``[]`` for images (rows of two dimensions and
-    more).
+    """The statistics of this kind for each leaf, by one pass over it: float64, shaped as a row, or ``[]`` for images (rows of
+    two dimensions and more).
 
     "std": ``mean`` and ``std`` (the population's, ``numpy.std``), and ``eps``, 1e-3: batches hold ``(x - mean) / (std + eps)``.
     "minmax": ``min`` and ``max``; "quantile": ``q01`` and ``q99``, the 1st and the 99th percentile (``numpy.quantile``). These
-    become -1 and 1. Read from the file beside the folder if it matches the content, otherwise computed in one pass and written
-    there if possible. Raises UsageError for a dataset that is still being written and for values that are not finite.
+    become -1 and 1. Raises UsageError for values that are not finite.
     """
-    place, whats = _kept_at(dataset), KINDS[kind]
-    kept = {} if place is None else _read_kept(place, dataset)
-    missing = [name for name in dict.fromkeys(names) if not {*whats} <= {*kept.get(name, ())}]
-    if missing:
-        for name in missing:
-            kept[name] = {**kept.get(name, {}), **_COMPUTED[kind](dataset, name)}
-        if place is not None:
-            leaves = {name: {what: value.tolist() for what, value in one.items()} for name, one in kept.items()}
-            with suppress(OSError):  # if it cannot be written, the next call computes it again
-                write_atomically(place, json.dumps({"content": dataset.manifest.content, "moments": leaves}).encode())
     more = {"eps": np.asarray(EPS)} if kind == "std" else {}
-    return {name: {**{what: kept[name][what] for what in whats}, **more} for name in dict.fromkeys(names)}
-
-
-def _kept_at(dataset: Dataset) -> Path | None:
-    """The file beside the folder; None for datasets that are not a whole folder."""
-    if isinstance(dataset, DerivedDataset) or hasattr(dataset, "members"):
-        return None
-    return dataset.path.absolute().parent / f".{dataset.path.name}.statistics.json"
-
-
-def _read_kept(place: Path, dataset: Dataset) -> dict[str, Moments]:
-    """The statistics in the file; none if it is missing, invalid, or belongs to other content."""
-    try:
-        data = json.loads(place.read_bytes())
-        if data["content"] != dataset.manifest.content:
-            return {}
-        kept = {
-            name: {what: np.asarray(value, np.float64) for what, value in one.items()}
-            for name, one in data["moments"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
-    return {name: one for name, one in kept.items() if name in dataset.schema and _is_sound(dataset.schema[name], one)}
-
-
-def _is_sound(leaf: Leaf, moments: Moments) -> bool:
-    if not all(value.shape == _moment_shape(leaf) and np.isfinite(value).all() for value in moments.values()):
-        return False
-    pairs = [(moments[low], moments[high]) for low, high in (KINDS["minmax"], KINDS["quantile"]) if low in moments]
-    return bool((moments.get("std", np.zeros(())) >= 0).all()) and all(bool((low <= high).all()) for low, high in pairs)
+    return {name: {**_COMPUTED[kind](dataset, name), **more} for name in dict.fromkeys(names)}
 
 
 def _moment_shape(leaf: Leaf) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from ..errors import DamagedDatasetError, MissingExtraError, SchemaError, UsageError
-from .amounts import count, html_table, real
+from .amounts import count, real
 from .durable import open_replacement
 from .memory_map import map_array, verify_hint
 
@@ -163,9 +163,6 @@ class EpisodeTable(Sequence[EpisodeRow]):
     def __repr__(self) -> str:
         return f"EpisodeTable({', '.join(f'{name} {value}' for name, value in self._facts())})"
 
-    def _repr_html_(self) -> str:
-        return html_table("EpisodeTable", self._facts())
-
     def _facts(self) -> list[tuple[str, str]]:
         facts = [("episodes", count(len(self))), ("steps", count(self.steps))]
         for name, values in (("length", self.lengths), ("return", self.returns)) if len(self) else ():
@@ -241,32 +238,6 @@ def map_episodes(folder: Path, episodes: int) -> EpisodeTable:
         map_array(folder / FOLDER / f"{name}.memmap", np.dtype(dtype), episodes) for name, dtype in _COLUMNS.items()
     ]
     return EpisodeTable(*arrays)
-
-
-class EpisodeBuilder:
-    """Collects episodes while a dataset is planned."""
-
-    def __init__(self) -> None:
-        #: Length, return, outcome, and whether it begins midway.
-        self.rows: list[tuple[int, float, int, bool]] = []
-
-    def add(self, length: int, total: float, outcome: int, *, midway: bool = False) -> None:
-        """Append an episode of ``length`` steps with return ``total``."""
-        self.rows.append((length, total, outcome, midway))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def table(self) -> EpisodeTable:
-        """The table of all episodes added."""
-        length = np.array([row[0] for row in self.rows], np.int64)
-        return EpisodeTable(
-            starts=np.cumsum(length) - length,
-            lengths=length,
-            returns=np.array([row[1] for row in self.rows], np.float64),
-            outcomes=np.array([row[2] for row in self.rows], np.uint8),
-            midway=np.array([row[3] for row in self.rows], bool),
-        )
 
 
 def _number_of(top: Any, count: int) -> int:

@@ -25,8 +25,6 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
-from .amounts import html_table, plural
-from .amounts import size as amount
 from .checksums import BLOCK, crc32c, damaged_ranges, join_ranges, sum_pieces, sum_range, summed
 from .codecs import codec_of
 from .durable import is_about_reader
@@ -147,11 +145,6 @@ class Report:
     @property
     def ok(self) -> bool:
         return not self.problems
-
-    def _repr_html_(self) -> str:
-        state = "good" if self.ok else "damaged"
-        title = f"{state}: {plural(self.files, 'file')}, {amount(self.bytes)} read"
-        return html_table(title, [(problem.path or "data", problem.what) for problem in self.problems])
 
 
 def verify(

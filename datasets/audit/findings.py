@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from ...storage.amounts import count, html_table, plural
+from ...storage.amounts import count, plural
 
 Severity = Literal["error", "warning", "note"]
 #: From the worst to the least.
@@ -203,11 +203,6 @@ class AuditReport:
     def __repr__(self) -> str:
         ids = ", ".join(one.id for one in self.datasets)
         return f"AuditReport({ids}: {summary(self.findings)})"
-
-    def _repr_html_(self) -> str:
-        rows = [(one.severity, one.code, one.leaf, one.where, one.what, one.effect) for one in self.findings]
-        head = ("severity", "code", "leaf", "where", "what", "effect")
-        return html_table(repr(self), rows, head if rows else ())
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -30,7 +30,7 @@ from ...errors import (
     UsageError,
     reason,
 )
-from ..amounts import MOST_RECORDS, plural
+from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
 from ..keywords import whole_number
 from ..row_index import NoRecordError, is_part_of_all, row_index
@@ -727,12 +727,6 @@ class ReplayBuffer:
             f"{type(self).__name__}(storage={self.storage!r}, sampler={self.sampler!r}, writer={self.writer!r}, "
             f"{transform}batch_size={self.batch_size})"
         )
-
-    def _repr_html_(self) -> str:
-        from ..amounts import html_table
-
-        rows = [(name, repr(getattr(self, name))) for name in ("storage", "sampler", "writer", "batch_size")]
-        return html_table(f"{type(self).__name__}: {plural(len(self), 'record')}", rows)
 
 
 def is_key(index: Any) -> bool:

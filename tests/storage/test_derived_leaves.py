@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 
 import numpy as np
@@ -190,31 +189,6 @@ def test_stacks_and_n_step_are_normalised(made):
         assert np.allclose(after, np.where(padding, 0, (before - mean) / std), atol=1e-5)
 
 
-def test_statistics_are_kept_beside_the_folder_by_content(made):
-    folder, _ = made
-    kept = folder.parent / f".{folder.name}.statistics.json"
-    before = sorted(path for path in folder.rglob("*"))
-    first = rbdata.load(folder, normalize="observation").statistics
-    assert sorted(folder.rglob("*")) == before
-    data = json.loads(kept.read_text())
-    data["moments"]["observation"]["mean"][0] = 77.0
-    kept.write_text(json.dumps(data))
-    assert rbdata.load(folder, normalize="observation").statistics["observation"]["mean"][0] == 77.0
-    kept.write_text(json.dumps({**data, "content": "another"}))
-    again = rbdata.load(folder, normalize="observation").statistics
-    assert np.array_equal(again["observation"]["mean"], first["observation"]["mean"])
-    for broken in (
-        "",
-        "[]",
-        '{"content": 1}',
-        json.dumps({**json.loads(kept.read_text()), "moments": {"observation": 3}}),
-    ):
-        kept.write_text(broken)
-        assert np.array_equal(
-            rbdata.load(folder, normalize="observation").statistics["observation"]["std"], first["observation"]["std"]
-        )
-
-
 @pytest.mark.parametrize("kind, names", [("minmax", ("min", "max")), ("quantile", ("q01", "q99"))])
 def test_extremes_and_percentiles_become_minus_one_and_one(made, kind, names):
     folder, episodes = made
@@ -235,19 +209,6 @@ def test_extremes_and_percentiles_become_minus_one_and_one(made, kind, names):
     assert torch.equal(given.sample()["observation"], batch["observation"])
 
 
-def test_kinds_of_statistics_are_kept_together(made):
-    folder, _ = made
-    kept = folder.parent / f".{folder.name}.statistics.json"
-    for kind in ("minmax", "std", "quantile"):
-        rbdata.load(folder, normalize={"observation": kind})
-    moments = json.loads(kept.read_text())["moments"]["observation"]
-    assert set(moments) == {"min", "max", "mean", "std", "q01", "q99"}
-    moments["max"][0] = moments["min"][0] - 1  # no statistics of any data: computed again
-    kept.write_text(json.dumps({**json.loads(kept.read_text()), "moments": {"observation": moments}}))
-    used = rbdata.load(folder, normalize={"observation": "minmax"}).statistics["observation"]
-    assert (used["min"] < used["max"]).all()
-
-
 def test_a_component_of_one_value_becomes_zero(tmp_path):
     state = np.stack([np.arange(9.0), np.full(9, 7.0)], 1).astype(np.float32)
     steps = {"action": np.arange(8), "reward": np.ones(8, np.float32), "terminated": True, "truncated": False}
@@ -266,7 +227,6 @@ def test_given_statistics(made):
     batch = rbdata.load(folder, batch_size=20, normalize=given, seed=0).sample()
     raw = columns(episodes)["observation"][batch["index"].numpy()]
     assert np.allclose(batch["observation"].numpy(), (raw - np.arange(4)) / np.array([1, 2, 3, 4]), atol=1e-5)
-    assert not list(folder.parent.glob("*.statistics.json"))
     for bad in (
         {"observation": {"mean": [0.0] * 3, "std": 1.0}},
         {"observation": {"mean": 0.0}},
@@ -366,7 +326,6 @@ def test_parts_of_a_dataset(made):
         assert np.array_equal(batch[name].numpy(), truth[name][batch["index"].numpy()]), name
     states = np.concatenate([episodes[2].states["observation"][:-1], episodes[0].states["observation"][:-1]])
     assert np.allclose(buffer.statistics["observation"]["mean"], states.mean(0))
-    assert not list(folder.parent.glob(".*.statistics.json"))
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])

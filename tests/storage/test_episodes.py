@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rbdata.errors import SchemaError
-from rbdata.storage.episodes import EpisodeBuilder, EpisodeTable
+from rbdata.storage.episodes import EpisodeTable
 from storage_tools import make_episodes, table
 
 
@@ -20,7 +20,7 @@ def test_episode_table():
 
 
 def test_empty_episode_table(tmp_path):
-    empty = EpisodeBuilder().table()
+    empty = table([])
     empty.check()
     assert empty.steps == 0 and empty.summary() == ({}, {})
     empty.write(tmp_path)

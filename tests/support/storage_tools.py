@@ -27,7 +27,7 @@ from rbdata.datasets.ingest.unit import LEAD, Part, Unit
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.codecs import codec_of
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeBuilder, EpisodeTable
+from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
 from rbdata.storage.folder import DatasetPlace, remove_tree
 from rbdata.storage.join import Piece, begin_join, is_joining, join
 from rbdata.storage.manifest import BLOCK_TABLE, Manifest, read_manifest, write_manifest
@@ -99,10 +99,11 @@ def state_rows(episodes: Sequence[Episode], name: str) -> np.ndarray:
 
 
 def table(episodes: Sequence[Episode]) -> EpisodeTable:
-    builder = EpisodeBuilder()
-    for episode in episodes:
-        builder.add(len(episode), float(episode.steps["next/reward"].astype("float64").sum()), episode.outcome)
-    return builder.table()
+    lengths = np.array([len(episode) for episode in episodes], np.int64)
+    returns = [float(episode.steps["next/reward"].astype("float64").sum()) for episode in episodes]
+    outcomes = np.array([episode.outcome for episode in episodes], np.uint8)
+    midway = np.zeros(len(lengths), bool)
+    return EpisodeTable(np.cumsum(lengths) - lengths, lengths, np.array(returns, np.float64), outcomes, midway)
 
 
 def schema_of(episodes: Sequence[Episode], layout: str | Mapping[str, str]) -> Schema:
