@@ -29,11 +29,11 @@ from tensordict import TensorDict, TensorDictBase
 
 from ..errors import FunctionError, RbdataError, SchemaError, reason
 from ..storage.codecs.codec import Rows
-from ..storage.dataset import Dataset
+from ..storage.dataset import Dataset, open_folder
 from ..storage.memory_map import release_pages
 from ..storage.window import nest
 from .chunks import Chunk, split, step_range, view_episodes
-from .function import EPISODE, STEP, Function, Job, check_unedited, load_functions
+from .function import EPISODE, GENERATOR, STEP, Function, Job, chain_of, load_functions, record_of
 from .layout import observation_pairs
 from .request import ReadOptions
 from .result import (
@@ -156,8 +156,7 @@ class InputView:
         return {path: get(path) | is_end for path in ("next/truncated", "next/done")}
 
 
-@dataclass
-class ResultBatch:
+class ResultBatch(NamedTuple):
     """The result of some steps, empty where every episode was dropped.
 
     ``columns`` ``[rows, ...]``; ``cut``, ``midway`` bool ``[rows]``: the recording ends after this step; an episode begins
@@ -172,17 +171,16 @@ class ResultBatch:
     source: Source | None
 
 
-class InputSteps(NamedTuple):
-    """The steps of one input: their numbers ``steps``, int64 ``[n]``, of a whole episode its first step.
+class Call(NamedTuple):
+    """A batch or an episode on its way through the chain.
 
-    ``ends``: the rows where an episode ends; None for a whole episode. ``where`` describes the steps in messages, ``tally``
-    counts over the results.
+    ``steps``: the numbers of its steps, int64 ``[n]``; of a whole episode its first step. ``ends``: the rows where an episode
+    ends; None for a whole episode. ``where`` describes it in messages.
     """
 
     steps: torch.Tensor | int
     ends: torch.Tensor | None
     where: str
-    tally: Tally
 
 
 class Piece(NamedTuple):
@@ -195,104 +193,100 @@ class Piece(NamedTuple):
 
 
 class Applier:
-    """A view of the input and the functions of a chain, opened in one process."""
+    """A view of the input and the functions of a chain, opened in one process. ``tally`` counts over the results."""
 
     def __init__(self, job: Job) -> None:
         request = job.request
-        self.job, self.dataset = job, job.open()
+        self.dataset = request.dataset or open_folder(job.path, content=job.content)
         self.view = InputView(self.dataset, request.num_frames, request.read_options)
-        self.chain = load_functions(request.functions, request.args, job.code)
-        self.names, self.whole = job.chain.names, job.chain.per == "episode"
-        check_unedited(request.functions, job.code, job.records)
-        for fn, statistics in zip(self.chain, job.statistics):
+        self.functions = load_functions(request.functions, request.args, job.code)
+        self.chain = chain_of(self.functions, request)
+        self.whole, self.batch, self.seed = self.chain.per == "episode", job.batch, request.seed
+        for given, record in zip(request.functions, job.records):
+            if isinstance(given, str) and record_of(given, job.code) != record:
+                raise FunctionError(f"files of {given} were edited while the run started", hint="run it again")
+        for number, fn in enumerate(self.functions):
             fn.resolve(job.code)
-            fn.statistics = statistics
-        self.generator = torch.Generator()
+            fn.statistics = job.statistics.get(str(number))
+        self.generator, self.tally = torch.Generator(), Tally()
 
     @cached_property
     def _mapped(self) -> int:
         """How many functions at the beginning of the chain are applied to states, judged by the first row or episode."""
-        per, neighbours = self.job.chain.per, self.view.options.reads_neighbours
-        if neighbours or per == "sample" or not self.dataset.schema.states:
+        if self.view.options.reads_neighbours or self.chain.per == "sample" or not self.dataset.schema.states:
             return 0
         stop = int(self.view.episodes.starts[1]) if self.whole else 1
         td: Any = self.view.read(torch.arange(stop, device="cpu"))
-        for number, fn in enumerate(self.chain):
+        for number, fn in enumerate(self.functions):
             with self.guard(fn.name, self._describe(0, stop)):
                 if fn.traits is None or not fn.traits.applies_to_states(td, **fn.args):
                     return number
-                td = fn(td, self.generator)
-        return len(self.chain)
+                td = fn(td)
+        return len(self.functions)
 
     def split(self, chunk: Chunk) -> list[Chunk]:
         """The batches of a chunk: what is read at a time."""
-        return split(chunk, self.view.episodes, self.job.batch, self.whole)
+        return split(chunk, self.view.episodes, self.batch, self.whole)
 
-    def apply(self, span: Chunk, tally: Tally, undecoded: Collection[str] = ()) -> ResultBatch:
+    def apply(self, span: Chunk, undecoded: Collection[str] = ()) -> ResultBatch:
         """The result of all functions for a batch, or for some episodes; they do not get the state leaves ``undecoded``."""
         mapped = 0 if undecoded else self._mapped
-        whole, chain = self.whole, self.chain[mapped:]
-        source: Source | None
         td, source = self._read(span, mapped, undecoded)
         nans = count_nans(leaves_of(td))  # before a function changes it
-        cut, midway = self._edges(span)
-        pieces: list[tuple[Columns, torch.Tensor, torch.Tensor]] = []
-        places: list[torch.Tensor] = []
-        for given, at in self._inputs_of(td, span, tally):
-            first = int(at.steps) - span.start if whole else 0
-            last, kept = first + len(given) - 1, len(pieces)
-            rewards = given.get(("next", "reward")).double() if whole else None
-            for columns, piece in self._results(given, at, chain):
-                if not whole:
-                    pieces.append((columns, cut, midway))
-                    continue
-                if pieces:
-                    check_same(columns, shapes_of(pieces[0][0]), self.names[-1], at.where)
-                edges = torch.zeros(2, len(columns["next/done"]), dtype=torch.bool, device="cpu")
-                edges[0, -1] = cut[last] & piece.is_last
-                edges[1, 0] = midway[first] & piece.is_first
-                pieces.append((copied(columns) if chain and chain[-1].is_own else columns, *edges))
-            made = pieces[kept:]
+        marks, where = self._edges(span), self._describe(span.start, span.stop)
+        results: list[tuple[Columns, torch.Tensor]] = []
+        kept: list[torch.Tensor] | None = []  # the places of the steps that are there still
+        for given, call in self._calls(td, span):
+            low = int(call.steps) - span.start if self.whole else 0
+            high = low + len(given)
+            rewards = given.get(("next", "reward")).double() if self.whole else None
+            made = self._results(given, call, self.functions[mapped:])
             if rewards is not None:
-                _compare_returns(rewards, [columns for columns, _, _ in made], tally)
-            if source is not None and made:
-                is_whole = sum(len(cuts) for _, cuts, _ in made) == len(given)
-                places.append(source.place[first : last + 1])
-                source = source if is_whole else None
-        where = self._describe(span.start, span.stop)
-        if not pieces:
-            return ResultBatch(where, {}, cut[:0], midway[:0], None)
-        columns, cut, midway = pieces[0]
-        if len(pieces) > 1:
-            columns = {path: torch.cat([columns[path] for columns, _, _ in pieces]) for path in columns}
-            cut, midway = torch.cat([cut for _, cut, _ in pieces]), torch.cat([midway for _, _, midway in pieces])
-        tally.add_nans(columns, nans)
+                _compare_returns(rewards, [columns for columns, _ in made], self.tally)
+            for columns, piece in made:
+                if results:
+                    check_same(columns, shapes_of(results[0][0]), self.chain.names[-1], call.where)
+                edges = marks
+                if self.whole:
+                    edges = torch.zeros(2, len(columns["next/done"]), dtype=torch.bool, device="cpu")
+                    edges[0, -1] = marks[0, high - 1] & piece.is_last
+                    edges[1, 0] = marks[1, low] & piece.is_first
+                results.append((columns, edges))
+            if made and kept is not None:
+                as_many = sum(len(columns["next/done"]) for columns, _ in made) == len(given)
+                kept = [*kept, source.place[low:high]] if as_many else None
+        if not results:
+            return ResultBatch(where, {}, marks[0, :0], marks[1, :0], None)
+        columns, marks = results[0]
+        if len(results) > 1:
+            columns = {path: torch.cat([columns[path] for columns, _ in results]) for path in columns}
+            marks = torch.cat([edges for _, edges in results], 1)
+        self.tally.add_nans(columns, nans)
         ended = columns["next/truncated"] & ~columns["next/terminated"]
-        if source is not None:
-            source.place = torch.cat(places)
-        return ResultBatch(where, columns, cut & ended.view(-1), midway, source)
+        origin = None if kept is None else Source(source.steps, torch.cat(kept), source.states)
+        return ResultBatch(where, columns, marks[0] & ended.view(-1), marks[1], origin)
 
-    def apply_first(self, count: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
-        """The inputs of function ``count`` for a chunk, by batches or episodes, with a description of each."""
-        # The next function ignores observations as well: they need not be read.
-        ignored = [leaf.name for leaf in self.dataset.schema.states] if count < self.job.ignoring else []
+    def inputs_of(self, number: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
+        """What function ``number`` gets of a chunk, by batches or episodes, with a description of each."""
+        # Where it ignores observations, as those before it do, they need not be read.
+        ignored = [leaf.name for leaf in self.dataset.schema.states] if number < self.chain.ignoring else []
         for span in self.split(chunk):
             td, _ = self._read(span, 0, ignored)
-            for piece, at in self._inputs_of(td, span, Tally()):
-                for given in self._through(piece, at, self.chain[:count]):
-                    yield given.td, at.where
+            for given, call in self._calls(td, span):
+                for piece in self._through(given, call, self.functions[:number]):
+                    yield piece.td, call.where
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """The results of all functions for steps in any order; not for whole episodes."""
         self._seed(int(steps[0]))
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.dataset.id}"
-        at = InputSteps(steps, torch.zeros(0, dtype=torch.int64, device="cpu"), where, Tally())
-        ((columns, _),) = self._results(self.view.read(steps), at, self.chain)
+        call = Call(steps, torch.zeros(0, dtype=torch.int64, device="cpu"), where)
+        ((columns, _),) = self._results(self.view.read(steps), call, self.functions)
         return columns
 
     def _seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
-        seed = int(np.random.SeedSequence([self.job.request.seed, step]).generate_state(1, np.uint64)[0])
+        seed = int(np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64)[0])
         self.generator.manual_seed(seed >> 1)
         torch.default_generator.manual_seed(seed >> 1)  # torch.manual_seed takes a hundred times as long
         if torch.cuda.is_initialized():
@@ -311,7 +305,7 @@ class Applier:
         td = nest({name: rows.clone() for name, rows in source.steps.items()}, (span.rows,))
         states = {name: stored.values for name, stored in source.states.items() if stored.values is not None}
         pairs = observation_pairs(source.steps) if mapped else []
-        for fn in self.chain[:mapped]:
+        for fn in self.functions[:mapped]:
             with self.guard(fn.name, self._describe(span.start, span.stop)):
                 states = {name: fn.map_states(name, rows) for name, rows in states.items()}
                 for name in pairs:
@@ -324,116 +318,110 @@ class Applier:
         source.states = {name: one for name, one in source.states.items() if states.get(name) is one.values}
         return td, source
 
-    def _inputs_of(self, td: TensorDict, span: Chunk, tally: Tally) -> Iterator[tuple[TensorDict, InputSteps]]:
+    def _calls(self, td: TensorDict, span: Chunk) -> Iterator[tuple[TensorDict, Call]]:
         """What the first function gets, the whole batch or each episode; the random generators are seeded for it."""
         starts = self.view.episodes.starts[span.first : span.last + 1]
         if not self.whole:
             self._seed(span.start)
             ends = torch.from_numpy(starts[1:][starts[1:] <= span.stop] - 1 - span.start)
             steps = torch.arange(span.start, span.stop, device="cpu")
-            yield td, InputSteps(steps, ends, self._describe(span.start, span.stop), tally)
+            yield td, Call(steps, ends, self._describe(span.start, span.stop))
             return
         for low, high in pairwise(starts.tolist()):
             self._seed(low)
-            yield td[low - span.start : high - span.start], InputSteps(low, None, self._describe(low, high), tally)
+            yield td[low - span.start : high - span.start], Call(low, None, self._describe(low, high))
 
-    def _edges(self, span: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where the recording ends in an episode, and where an episode begins whose beginning is missing: bool ``[steps]``."""
+    def _edges(self, span: Chunk) -> torch.Tensor:
+        """Where the recording ends in an episode, and where an episode begins whose beginning is missing: bool
+        ``[2, steps]``."""
         episodes, marks = self.view.episodes, torch.zeros(2, span.rows, dtype=torch.bool, device="cpu")
         numbers = np.arange(span.first, span.last)
         ends, begins = episodes.starts[numbers + 1] - 1, episodes.starts[numbers]
         marks[0, ends[episodes.cut[numbers] & (ends < span.stop)] - span.start] = True
         marks[1, begins[episodes.midway[numbers] & (begins >= span.start)] - span.start] = True
-        return marks[0], marks[1]
+        return marks
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
-    def _results(
-        self, td: TensorDictBase, at: InputSteps, chain: Sequence[Function]
-    ) -> Iterator[tuple[Columns, Piece]]:
-        """The results of a chain for a batch or an episode: one, several or none. Use each before requesting the next one."""
-        if not chain:  # all functions have been applied to states
-            yield self._completed(self.names[-1], td, bookkeeping_of(td), at), Piece(td)
-            return
-        for piece in self._through(td, at, chain[:-1]):
-            columns = self._result(chain[-1], piece.td, at)
+    def _results(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> list[tuple[Columns, Piece]]:
+        """The results of functions for a batch or an episode: one, several or none. Those of batches may be memory that the
+        function uses again."""
+        if not functions:  # all have been applied to states
+            return [(self._completed(self.chain.names[-1], td, bookkeeping_of(td), call), Piece(td))]
+        made = []
+        for piece in self._through(td, call, functions[:-1]):
+            columns = self._result(functions[-1], piece.td, call)
             if columns is not None:
-                yield columns, piece
+                made.append((copied(columns) if self.whole and functions[-1].is_own else columns, piece))
+        return made
 
-    def _through(self, td: TensorDictBase, at: InputSteps, chain: Sequence[Function]) -> Iterator[Piece]:
-        """What the function after ``chain`` gets of a batch, or of an episode: one episode, several or none."""
-        if not chain:
-            yield Piece(td)
-            return
-        for given in self._through(td, at, chain[:-1]):
-            columns = self._result(chain[-1], given.td, at)
-            if columns is None:
-                continue
-            out = as_stored(copied(columns) if chain[-1].is_own else columns)
-            if at.ends is not None:
-                yield Piece(out)
-                continue
-            edges = [0, *(columns["next/done"].view(-1).nonzero().squeeze(1) + 1).tolist()]
-            for low, high in pairwise(edges):
-                piece = out if len(edges) == 2 else out[low:high]
-                yield Piece(piece, given.is_first and not low, given.is_last and high == len(out))
+    def _through(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> list[Piece]:
+        """What the function after these gets of a batch, or of an episode: one episode, several or none."""
+        pieces = [Piece(td)]
+        for fn in functions:
+            given, pieces = pieces, []
+            for piece in given:
+                columns = self._result(fn, piece.td, call)
+                if columns is None:
+                    continue
+                out = as_stored(copied(columns) if fn.is_own else columns)
+                edges = [0, len(out)]
+                if self.whole:
+                    edges = [0, *(columns["next/done"].view(-1).nonzero().squeeze(1) + 1).tolist()]
+                for low, high in pairwise(edges):
+                    some = out if len(edges) == 2 else out[low:high]
+                    pieces.append(Piece(some, piece.is_first and not low, piece.is_last and high == len(out)))
+        return pieces
 
-    def _result(self, fn: Function, td: TensorDictBase, at: InputSteps) -> Columns | None:
+    def _result(self, fn: Function, td: TensorDictBase, call: Call) -> Columns | None:
         """The result of one function, checked and completed; None if it drops the episode."""
         before = bookkeeping_of(td)
-        if at.ends is not None and self.job.chain.per == "sample":
-            return complete(self._call_for_samples(fn, td, at), before, fn.name, at.where, at.ends, at.tally)
+        if call.ends is not None and self.chain.per == "sample":
+            return complete(self._of_samples(fn, td, call), before, fn.name, call.where, call.ends, self.tally)
         shapes = [(path, rows.dtype, rows.shape) for path, rows in leaves_of(td).items()]  # before it changes them
-        with self.guard(fn.name, at.where, (td.batch_size, shapes)):
-            out = fn(td, self.generator, **self._numbers(fn, at.steps))
-        return None if at.ends is None and out is None else self._completed(fn.name, out, before, at)
+        with self.guard(fn.name, call.where, (td.batch_size, shapes)):
+            out = fn(td, **self._taken(fn, call.steps))
+        return None if self.whole and out is None else self._completed(fn.name, out, before, call)
 
-    def _completed(self, name: str, out: Any, before: Columns, at: InputSteps) -> Columns:
-        given, ends = before["next/done"], at.ends
-        checked = check_batch(out, name, at.where, None if ends is None else len(given))
-        columns = columns_of(checked, name, at.where)
+    def _completed(self, name: str, out: Any, before: Columns, call: Call) -> Columns:
+        ends = call.ends
+        checked = check_batch(out, name, call.where, None if ends is None else len(before["next/done"]))
+        columns = columns_of(checked, name, call.where)
         if ends is None:
             ends = torch.tensor([len(checked) - 1], device="cpu")
-        return complete(columns, before, name, at.where, ends, at.tally)
+        return complete(columns, before, name, call.where, ends, self.tally)
 
-    def _call_for_samples(self, fn: Function, td: TensorDictBase, at: InputSteps) -> Columns:
-        steps = torch.as_tensor(at.steps)
-        first: Columns = {}
-        kinds: dict[str, Any] = {}
-        # A row per step with the elements of all tensors of a dtype: copying each tensor takes twice as long.
-        alike: list[list[str]] = []
-        results: list[list[torch.Tensor]] = []
+    def _of_samples(self, fn: Function, td: TensorDictBase, call: Call) -> Columns:
+        """The result of a function that gets one step at a time."""
+        steps = torch.as_tensor(call.steps)
+        forms: dict[str, Any] = {}
+        rows: list[list[torch.Tensor]] = []
         for row, sample in enumerate(td.unbind(0)):
-            try:
-                out = fn(sample, self.generator, **(self._numbers(fn, steps[row]) if fn.takes else {}))
-            except BaseException as error:
-                raise _described(error, fn.name, f"step {row} of {at.where}", None) from None
+            where = f"step {row} of {call.where}"
+            with self.guard(fn.name, where):
+                out = fn(sample, **self._taken(fn, steps[row]))
             if not isinstance(out, TensorDictBase) or out.batch_size:
                 what = f"batch size {list(out.batch_size)}" if isinstance(out, TensorDictBase) else repr(type(out))
-                message = f"{fn.name} returned {what} instead of one step, for step {row} of {at.where}"
+                message = f"{fn.name} returned {what} instead of one step, for {where}"
                 raise SchemaError(message, hint="with --per sample a function gets one step and returns one")
             leaves = leaves_of(out)
-            found = {path: (getattr(value, "dtype", None), value.shape) for path, value in leaves.items()}
-            if found != kinds:  # of the first step, or of one that is refused
-                columns = columns_of(out.unsqueeze(0), fn.name, f"step {row} of {at.where}")
-                check_same(columns, shapes_of(first or columns), fn.name, f"step {row} of {at.where}")
-                first, kinds = columns, found
-                dtypes = {dtype: None for dtype, _ in kinds.values()}
-                alike = [[path for path in kinds if kinds[path][0] == dtype] for dtype in dtypes]
-            results.append([torch.cat([_flat(leaves[path]) for path in paths]) for paths in alike])
-        made: Columns = {}
-        for paths, rows in zip(alike, zip(*results)):
-            parts = torch.stack(rows).detach().split([kinds[path][1].numel() for path in paths], 1)
-            made |= {path: part.reshape(-1, *kinds[path][1]) for path, part in zip(paths, parts)}
-        return {path: made[path] for path in kinds}
+            found = {path: (dtype_name(value.dtype), tuple(value.shape)) for path, value in leaves.items()}
+            if found != forms:  # the first step, or one that is refused
+                check_same(columns_of(out.unsqueeze(0), fn.name, where), forms or found, fn.name, where)
+                forms = found
+            rows.append([leaves[path].clone() for path in forms])
+        return {path: torch.stack(column).detach() for path, column in zip(forms, zip(*rows))}
 
-    def _numbers(self, fn: Function, steps: torch.Tensor | int) -> dict[str, Any]:
-        """The step and episode numbers that a function takes as arguments: tensors for a batch, otherwise Python numbers."""
+    def _taken(self, fn: Function, steps: torch.Tensor | int) -> dict[str, Any]:
+        """The generator and the numbers that a function takes as arguments: tensors for a batch, otherwise Python numbers."""
         if not fn.takes:
             return {}
         steps = torch.as_tensor(steps)
-        numbers = {STEP: steps.clone(), EPISODE: self.dataset.episode_of(steps)}  # not the episodes of slices
-        return {name: numbers[name] if steps.ndim else int(numbers[name]) for name in fn.takes}
+        taken: dict[str, Any] = {GENERATOR: self.generator}
+        if fn.takes != {GENERATOR}:  # the episodes are not those of slices
+            numbers = {STEP: steps.clone(), EPISODE: self.dataset.episode_of(steps)}
+            taken |= {name: value if steps.ndim else int(value) for name, value in numbers.items()}
+        return {name: taken[name] for name in fn.takes}
 
     @contextmanager
     def guard(self, name: str, where: str, given: tuple[torch.Size, list[Any]] | None = None) -> Iterator[None]:
@@ -452,10 +440,6 @@ class Applier:
         last = int(np.searchsorted(starts, stop, "left")) - 1
         which = f"episode {first:,}" if first >= last else f"episodes {first:,}..{last:,}"
         return f"{step_range(start, stop)} ({which}) of {self.dataset.id}"
-
-
-def _flat(value: torch.Tensor) -> torch.Tensor:
-    return value if value.ndim == 1 else value.reshape(-1)
 
 
 def _compare_returns(before: torch.Tensor, made: Sequence[Columns], tally: Tally) -> None:

@@ -74,9 +74,9 @@ BATCH_BYTES, BATCH_STEPS = 8 << 20, 1 << 14
 BATCHES, LEAST_BATCH_STEPS = 64, 32
 #: Limits of the size of a section: bytes, steps, and batches (of the largest or the requested size).
 SECTION_BYTES, SECTION_STEPS, SECTION_BATCHES = 64 << 20, 1 << 16, 16
-#: A small dataset is cut into about this many chunks, twice as many as there are processes without ``--procs``: a part costs
+#: A small dataset is cut into about this many chunks, as many as there are processes without ``--procs``: a part costs
 #: milliseconds.
-CHUNKS = 16
+CHUNKS = 8
 
 
 @dataclass(frozen=True)

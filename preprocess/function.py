@@ -2,8 +2,8 @@
 
 A function is given as text (``pkg.mod:fn``, ``file.py:fn``, ``rbdata:NAME``) or as a Python object. Text is identified by the
 files that it comes from (`datasets.user_code`), a built-in function by its name and the version of rbdata. An object has no
-identity. Functions are found and called in worker processes (`load_functions`); the process that distributes the work knows of
-them what `examine` found there, so that it need not import torch.
+identity. Functions are found and called in worker processes (`load_functions`); the process that distributes the work knows
+what they say of them (`Chain`), so that it need not import torch.
 
 Arguments are typed as ``key=value``, or as ``name.key=value`` for one of several functions.
 """
@@ -21,16 +21,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..datasets import user_code
-from ..errors import FunctionError, UsageError
+from ..errors import UsageError
 from .functions import find_builtin
 from .functions.traits import Fit, Traits, traits_of
 from .request import Given, Per, ReadOptions, Request
-
-if TYPE_CHECKING:
-    from ..storage.dataset import Dataset
 
 #: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR, STATISTICS = "generator", "statistics"
@@ -50,16 +47,17 @@ def describe(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> t
 
     Raises UsageError for text that names nothing.
     """
-    records = [_describe(one, folder) for one in given]
+    records = [record_of(one, folder) for one in given]
     if any(record["function"] == f"{_BUILTIN}relabel_rewards" for record in records):
         named = [value for key, value in args.items() if key.rpartition(".")[2] == "fn"]
-        records += [_describe(one, folder) for one in named if isinstance(one, str)]
+        records += [record_of(one, folder) for one in named if isinstance(one, str)]
     bound = [bound_arguments(one)[1] for one in given if not isinstance(one, str)]
     is_text = all(record["function"].startswith(_BUILTIN) or "files" in record for record in records)
     return records, is_text and all(map(_is_json, [args, *bound]))
 
 
-def _describe(given: Given, folder: Path) -> dict[str, Any]:
+def record_of(given: Given, folder: Path) -> dict[str, Any]:
+    """What identifies one function: its name, and the files of text, or the arguments that a partial binds."""
     name = name_of(given)
     if isinstance(given, str) and not given.startswith(_BUILTIN):
         return {"function": name, "files": user_code.identity(given, folder)}
@@ -142,10 +140,10 @@ class Function:
 
     @cached_property
     def takes(self) -> frozenset[str]:
-        """Which of EPISODE and STEP it gets."""
-        asked = (name for name in (EPISODE, STEP) if name in self.parameters and name not in self.args)
-        found = frozenset(name for name in asked if self.parameters[name].default is inspect.Parameter.empty)
-        return frozenset() if self.traits else found
+        """Which of GENERATOR, EPISODE and STEP it gets."""
+        asked = {name for name in (GENERATOR, EPISODE, STEP) if name in self.parameters and name not in self.args}
+        required = {name for name in asked if self.parameters[name].default is inspect.Parameter.empty}
+        return frozenset(required if self.traits is None else ()) | (asked & {GENERATOR})
 
     @property
     def fit(self) -> Fit | None:
@@ -157,14 +155,9 @@ class Function:
     def _passed(self) -> dict[str, Any]:
         return self.args if self.statistics is None else {**self.args, STATISTICS: self.statistics}
 
-    @cached_property
-    def _takes_generator(self) -> bool:
-        return GENERATOR in self.parameters and GENERATOR not in self.args
-
-    def __call__(self, td: Any, generator: Any, **numbers: Any) -> Any:
-        """The function's result; after `resolve`."""
-        seeded = {GENERATOR: generator} if self._takes_generator else {}
-        return self.fn(td, **seeded, **numbers, **self._passed)
+    def __call__(self, td: Any, **given: Any) -> Any:
+        """The function's result, after `resolve`; ``given`` are the arguments that it `takes`."""
+        return self.fn(td, **given, **self._passed)
 
     def resolve(self, folder: Path) -> None:
         """Replace the text of an argument that names a function (of `relabel_rewards`) by that function."""
@@ -181,34 +174,25 @@ class Function:
         """Raise UsageError unless the function can be called with its arguments."""
         if self.traits is not None:
             self.traits.check(**self.args)
-            return
-        if not self.parameters:
-            return
-        signature = inspect.signature(self.fn)
-        passed = {name: None for name in (GENERATOR, *self.takes) if name in self.parameters}
-        try:
-            signature.bind(None, **{**passed, **self.args})
-        except TypeError as error:
-            args = f" and {', '.join(self.args)}" if self.args else ""
-            message = f"{self.name} cannot be called with one TensorDict{args}: {error}"
-            raise UsageError(message, hint=f"its signature is {self.label}{signature}") from error
-        for name, value in self.args.items():
-            wanted = _plain_type(self.parameters[name]) if name in self.parameters else None
-            if wanted and isinstance(value, str):
-                example = {"bool": "true or false", "int": "3", "float": "0.5"}[wanted]
-                message = (
-                    f"{self.name}: argument {name} is the text {value!r}, and its default or annotation is {wanted}"
-                )
-                hint = f"for example {name}={example}; if it may be a text as well, annotate it: {name}: {wanted} | str"
-                raise UsageError(message, hint=hint)
+        elif self.parameters:
+            signature = inspect.signature(self.fn)
+            try:
+                signature.bind(None, **{**dict.fromkeys(self.takes), **self.args})
+            except TypeError as error:
+                args = f" and {', '.join(self.args)}" if self.args else ""
+                message = f"{self.name} cannot be called with one TensorDict{args}: {error}"
+                raise UsageError(message, hint=f"its signature is {self.label}{signature}") from error
 
+    def names(self) -> list[str]:
+        """The arguments that ``--args`` may set."""
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        passed = (GENERATOR, STATISTICS) if self.traits else (GENERATOR,)
+        known = list(self.parameters.items())[1:]  # the first is the TensorDict
+        return [name for name, one in known if one.kind in kinds and name not in passed]
 
-def _plain_type(parameter: inspect.Parameter) -> str | None:
-    """``bool``, ``int`` or ``float`` if a parameter has this annotation, or no annotation and a default of this type."""
-    annotation = parameter.annotation
-    found = annotation if annotation is not inspect.Parameter.empty else type(parameter.default)
-    name = found if isinstance(found, str) else getattr(found, "__name__", "")
-    return name if name in ("bool", "int", "float") else None
+    def accepts(self, key: str) -> bool:
+        """Whether ``--args`` may set this argument."""
+        return key in self.names() or any(one.kind is one.VAR_KEYWORD for one in self.parameters.values())
 
 
 def load_functions(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> list[Function]:
@@ -216,11 +200,13 @@ def load_functions(given: Sequence[Given], args: Mapping[str, Any], folder: Path
 
     Raises what `user_code.find` raises, and UsageError for objects that cannot be called and for arguments that do not fit.
     """
-    functions = _assign([_find(one, folder) for one in given], args)
+    functions = [_find(one, folder) for one in given]
+    _assign(functions, args)
     for number, fn in enumerate(functions):
         fn.check()
-        if number and fn.takes:
-            message = f"{fn.name} asks for {' and '.join(sorted(fn.takes))}, the numbers in what it reads"
+        numbers = sorted(fn.takes - {GENERATOR})
+        if number and numbers:
+            message = f"{fn.name} asks for {' and '.join(numbers)}, the numbers in what it reads"
             hint = "put it first in the chain, or run it after the others: on what they made"
             raise UsageError(message, hint=hint)
     return functions
@@ -245,16 +231,12 @@ def parse_arguments(texts: Sequence[str]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        name = name.strip()
-        if not equals or not all(part.isidentifier() for part in name.split(".")):
+        parts = name.strip().split(".")
+        if not equals or len(parts) > 2 or not all(map(str.isidentifier, parts)):
             raise UsageError(f"--args {text!r} is not key=value", hint=_FORM)
-        if name.count(".") > 1:
-            function, _, key = name.rpartition(".")
-            message = f"--args {text!r}: {function!r} names no function, which is its last part alone here"
-            raise UsageError(message, hint=f"--args {function.rpartition('.')[2]}.{key}={value}")
-        if name in parsed:
-            raise UsageError(f"--args gives {name} twice")
-        parsed[name] = _parse_value(value)
+        if name.strip() in parsed:
+            raise UsageError(f"--args gives {name.strip()} twice")
+        parsed[name.strip()] = _parse_value(value)
     return parsed
 
 
@@ -267,47 +249,25 @@ def _parse_value(text: str) -> Any:
     return {"true": True, "false": False, "none": None}.get(text.strip().lower(), text)
 
 
-def _assign(functions: list[Function], given: Mapping[str, Any]) -> list[Function]:
-    """Arguments go to every function that takes them, those for one function before those for all.
+def _assign(functions: Sequence[Function], given: Mapping[str, Any]) -> None:
+    """Give arguments to every function that takes them, those for one function after those for all.
 
     Raises UsageError for an argument that no function takes.
     """
     for name, value in sorted(given.items(), key=lambda one: "." in one[0]):
         label, _, key = name.rpartition(".")
-        chosen = [fn for fn in functions if (fn.label == label if label else _takes(fn, key))]
-        if not chosen:
-            raise _not_taken(functions, label, key)
+        chosen = [fn for fn in functions if (fn.label == label if label else fn.accepts(key))]
         for fn in chosen:
             fn.args[key] = value
-    return functions
-
-
-def _takes(fn: Function, key: str) -> bool:
-    return key in _names(fn) or any(one.kind is one.VAR_KEYWORD for one in fn.parameters.values())
-
-
-def _names(fn: Function) -> list[str]:
-    return [
-        name
-        for name, one in list(fn.parameters.items())[1:]  # the first is the TensorDict
-        if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-        and name != GENERATOR
-        and (name != STATISTICS or fn.traits is None)
-    ]
-
-
-def _not_taken(functions: Sequence[Function], label: str, key: str) -> UsageError:
-    if label:
-        labels = [fn.label for fn in functions]
-        return UsageError(f"--args {label}.{key}: there is no function called {label!r}", hint=f"there are {labels}")
-    near = difflib.get_close_matches(key, [name for fn in functions for name in _names(fn)], n=1)
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else "; ".join(f"{fn.name} takes {', '.join(_names(fn)) or 'nothing'}" for fn in functions)
-    )
-    who = f"{functions[0].name} takes no argument" if len(functions) == 1 else "none of the functions takes an argument"
-    return UsageError(f"{who} {key!r}", hint=hint)
+        if label and not chosen:
+            labels = [fn.label for fn in functions]
+            raise UsageError(f"--args {name}: there is no function called {label!r}", hint=f"there are {labels}")
+        if not chosen:
+            near = difflib.get_close_matches(key, [one for fn in functions for one in fn.names()], n=1)
+            taken = (f"{fn.name} takes {', '.join(fn.names()) or 'nothing'}" for fn in functions)
+            who = f"{functions[0].name} takes no" if len(functions) == 1 else "none of the functions takes an"
+            hint = f"did you mean {near[0]}?" if near else "; ".join(taken)
+            raise UsageError(f"{who} argument {key!r}", hint=hint)
 
 
 # -- what the process that distributes the work knows of them ------------------------------------------------------------
@@ -317,30 +277,30 @@ def _not_taken(functions: Sequence[Function], label: str, key: str) -> UsageErro
 class Chain:
     """Facts about the functions of a run, in order; small and picklable.
 
-    ``per``: what each call gets. ``args``: those of each function, as JSON. ``fits``: the built-in function that needs a first
-    pass, empty for others. ``ignoring``: how many functions at the beginning of the chain do not read observations.
+    ``per``: what each call gets. ``args``: those of each function, as JSON. ``fits``: whether it needs a first pass.
+    ``ignoring``: how many functions at the beginning of the chain work without observations, on steps and episodes as stored.
     """
 
     names: tuple[str, ...]
     labels: tuple[str, ...]
     args: tuple[dict[str, Any], ...]
     per: Per
-    fits: tuple[str, ...]
+    fits: tuple[bool, ...]
     ignoring: int
 
 
-def examine(given: Sequence[Given], args: Mapping[str, Any], folder: Path, per: Per | None) -> Chain:
-    """Find the functions, and check their arguments. Raises as `load_functions`, and UsageError for a ``per`` that a function
-    does not support."""
-    functions = load_functions(given, args, folder)
+def chain_of(functions: Sequence[Function], request: Request) -> Chain:
+    """What there is to know of loaded functions. Raises UsageError for a ``per`` that a function does not support."""
+    per = _choose_per(functions, request.per)
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
+    as_stored = per != "sample" and request.read_options == ReadOptions()
     return Chain(
         tuple(fn.name for fn in functions),
         tuple(fn.label for fn in functions),
         tuple(to_json(fn.args) for fn in functions),
-        _choose_per(functions, per),
-        tuple(fn.traits.name if fn.traits is not None and fn.fit is not None else "" for fn in functions),
-        sum(1 for _ in ignoring),
+        per,
+        tuple(fn.fit is not None for fn in functions),
+        len(list(ignoring)) if as_stored else 0,
     )
 
 
@@ -356,23 +316,13 @@ def _choose_per(functions: Sequence[Function], requested: Per | None) -> Per:
     return requested or ("episode" if "episode" in needs.values() else "batch")
 
 
-def check_unedited(given: Sequence[Given], folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Raise FunctionError if files of the functions are not those that the request recorded."""
-    for one, record in zip(given, records):
-        if isinstance(one, str) and _describe(one, folder) != record:
-            raise FunctionError(f"files of {one} were edited while the run started", hint="run it again")
-
-
-# -- what workers get --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """What workers need of a run; functions that are objects are pickled with it.
 
     - ``path``, ``content``: the dataset that is read, where ``request.dataset`` is None. ``batch``: steps of a batch.
-    - ``code``: the folder in which functions are found; ``records``: what `function.describe` said of them.
-    - ``statistics``: those of each function, None if it needs none or if they are not known yet.
+    - ``code``: the folder in which functions are found; ``records``: what `describe` said of them.
+    - ``statistics``: those that are known, by the number of their function, as text.
     """
 
     request: Request
@@ -381,19 +331,10 @@ class Job:
     batch: int
     code: Path
     records: Sequence[Mapping[str, Any]]
-    chain: Chain
-    statistics: tuple[dict[str, Any] | None, ...]
+    statistics: Mapping[str, dict[str, Any]]
 
-    def open(self) -> Dataset:
-        """The input."""
-        from ..storage.dataset import open_folder
 
-        return self.request.dataset or open_folder(self.path, content=self.content)
-
-    @property
-    def ignoring(self) -> int:
-        """How many functions at the beginning of the chain work without observations, on steps and episodes as stored."""
-        return self.chain.ignoring if self.chain.per != "sample" and self.request.read_options == ReadOptions() else 0
+# -- on the way to workers ---------------------------------------------------------------------------------------------------
 
 
 def pickled(value: Any) -> bytes:

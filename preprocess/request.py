@@ -36,52 +36,77 @@ def make_requests(
     functions: Sequence[Given],
     dest: str,
     *,
-    split: Mapping[str, float] | None = None,
+    keys: Literal["all", "common"] = "all",
     select: Callable[[Dataset], Dataset] | None = None,
-    seed: int = 0,
+    split: Mapping[str, float] | None = None,
     keep: str | Sequence[str] = (),
     drop: str | Sequence[str] = (),
     trim: float | None = None,
     args: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[Request]:
-    """The requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``. For
-    ``options`` see `make_request`.
+    """The requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``.
 
+    ``given`` is one dataset or several, which are read one after the other; ``select`` chooses what is read of them.
     ``trim`` and ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after them.
+    ``options`` are other fields of `Request`. Raises UsageError, and what `datasets.local.find` raises.
     """
     functions, args = list(functions), dict(args or {})
     if trim is not None:
         functions, args["trim.threshold"] = ["rbdata:trim", *functions], trim
+    if keep and drop:
+        raise UsageError("keep names the leaves that stay, and drop those that do not", hint="choose one of them")
     if keep or drop:
-        if keep and drop:
-            raise UsageError("keep names the leaves that stay, and drop those that do not", hint="choose one of them")
         functions.append("rbdata:select_keys")
-        name = "keys" if keep else "drop"
-        chosen = key_list("keep" if keep else "drop", keep or drop)
-        args[f"select_keys.{name}"] = chosen
+        option, key = ("keep", "keys") if keep else ("drop", "drop")
+        args[f"select_keys.{key}"] = key_list(option, keep or drop)
     for name in ("rbdata:trim", "rbdata:select_keys"):
         if functions.count(name) > 1:
             raise UsageError(f"{name} is given twice", hint="as a function, or as an option")
-    options |= {"seed": seed, "args": args}
+    functions, options["args"] = functions or ["rbdata:identity"], args
+    inputs = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Sequence) else list(given)
+    if not inputs:
+        raise UsageError("there is no dataset to read")
+    if len(inputs) == 1 and select is None and split is None and isinstance(inputs[0], (str, os.PathLike)):
+        # A single id stays an id: workers open the folder, and this process does not load torch.
+        return [Request(os.fspath(inputs[0]), functions, dest, **options)]
+    from ..datasets.local import open_dataset
+    from ..storage.dataset import concat
+
+    root = options.get("root")
+    opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
+    dataset = opened[0] if len(opened) == 1 else concat(opened, keys)
+    dataset = dataset if select is None else select(dataset)
     if split is None:
-        return [make_request(given, functions, dest, select=select, **options)]
-    shares = _checked_shares(split)
-
-    def part_of(name: str) -> Callable[[Dataset], Dataset]:
-        def part(dataset: Dataset) -> Dataset:
-            whole = dataset if select is None else select(dataset)
-            return whole.select(episodes=_split(len(whole.episodes), shares, seed)[name])
-
-        return part
-
+        return [Request(dataset.id, functions, dest, dataset=dataset, **options)]
+    parts = _split(len(dataset.episodes), split, options.get("seed", 0))
     return [
-        make_request(given, functions, f"{dest}-{name}", select=part_of(name), is_part=True, **options)
-        for name in shares
+        Request(dataset.id, functions, f"{dest}-{name}", dataset=dataset.select(episodes=part), is_part=True, **options)
+        for name, part in parts.items()
     ]
 
 
-def _checked_shares(split: Any) -> dict[str, float]:
+_SPLIT = "for example train=0.9,val=0.1"
+
+
+def parse_split(text: str) -> dict[str, float]:
+    """``train=0.9,val=0.1`` as shares by name. Raises UsageError."""
+    try:
+        pairs = [(name.strip(), float(share)) for name, share in (part.split("=") for part in text.split(","))]
+    except ValueError:
+        pairs = []
+    if len(dict(pairs)) != 1 + text.count(","):
+        raise UsageError(f"--split {text!r} is not NAME=SHARE,NAME=SHARE", hint=_SPLIT)
+    return dict(pairs)
+
+
+def _split(count: int, split: Any, seed: int) -> dict[str, np.ndarray]:
+    """The numbers of the episodes of each part, sorted: consecutive pieces of an order that is drawn by the seed.
+
+    Raises UsageError for shares that make no sense, and for a part without an episode.
+    """
+    import numpy as np
+
     if not isinstance(split, Mapping) or not split:
         raise UsageError(f"split is shares of the episodes by name, not {split!r}", hint=_SPLIT)
     shares = {str(name): positive(f"the share of {name}", share, high=1) for name, share in split.items()}
@@ -90,71 +115,13 @@ def _checked_shares(split: Any) -> dict[str, float]:
     for name in shares:
         if not (name.isascii() and name.replace("_", "").isalnum()):
             raise UsageError(f"the part of a split cannot be called {name!r}", hint="letters, digits and underscores")
-    return shares
-
-
-_SPLIT = "for example train=0.9,val=0.1"
-
-
-def parse_split(text: str) -> dict[str, float]:
-    """``train=0.9,val=0.1`` as shares by name. Raises UsageError."""
-    shares: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, share = part.partition("=")
-        try:
-            value = float(share)
-        except ValueError:
-            value = math.nan
-        if not equals or not 0 < value <= 1 or name.strip() in shares:
-            raise UsageError(f"--split {text!r} is not NAME=SHARE,NAME=SHARE", hint=_SPLIT)
-        shares[name.strip()] = value
-    return shares
-
-
-def _split(count: int, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
-    """The numbers of the episodes of each part, sorted: consecutive pieces of an order that is drawn by the seed.
-
-    Raises UsageError for a part without an episode.
-    """
-    import numpy as np
-
-    order = np.random.default_rng(seed).permutation(count)
+    order = np.random.default_rng(whole("seed", seed)).permutation(count)
     edges = [0, *np.round(np.cumsum([*shares.values()]) * count).astype(int).tolist()]
     parts = {name: np.sort(order[low:high]) for name, low, high in zip(shares, edges, edges[1:])}
     empty = [name for name, numbers in parts.items() if not len(numbers)]
     if empty:
         raise UsageError(f"a share of {shares[empty[0]]:g} of {count:,} episodes is none for {empty[0]}")
     return parts
-
-
-def make_request(
-    given: Any,
-    functions: Sequence[Given],
-    dest: str,
-    *,
-    keys: Literal["all", "common"] = "all",
-    select: Callable[[Dataset], Dataset] | None = None,
-    root: Path | None = None,
-    **options: Any,
-) -> Request:
-    """The request of a run over one dataset, or over several one after the other; ``select`` chooses what is read of them.
-
-    A single id stays an id: workers open the folder, and this process does not load torch. Raises as `datasets.local.find`.
-    """
-    inputs = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Sequence) else list(given)
-    if not inputs:
-        raise UsageError("there is no dataset to read")
-    options |= {"root": root}
-    functions = functions or ["rbdata:identity"]
-    if len(inputs) == 1 and select is None and isinstance(inputs[0], (str, os.PathLike)):
-        return Request(os.fspath(inputs[0]), functions, dest, **options)
-    from ..datasets.local import open_dataset
-    from ..storage.dataset import concat
-
-    opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
-    whole = opened[0] if len(opened) == 1 else concat(opened, keys)
-    chosen = whole if select is None else select(whole)
-    return Request(chosen.id, functions, dest, dataset=chosen, **options)
 
 
 @dataclass(frozen=True)
@@ -179,8 +146,8 @@ class ReadOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options that are set."""
-        names = ("frame_stack", "n_step", "slice_len", *(["gamma"] if self.n_step is not None else []))
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return given if self.n_step is not None else {name: given[name] for name in given if name != "gamma"}
 
     def step_bytes(self, schema: Schema) -> int:
         """The approximate size of a step as functions get it, in bytes."""
@@ -203,9 +170,8 @@ class Request:
       complete already, and never continued.
     - ``per``: the input of one call: a ``batch`` of steps, one ``sample``, one ``episode``; None: as the functions need it.
     - ``read_options``: frame stacks, n-step returns and slices. ``num_frames``: only the first steps are read.
-    - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them
-      and 16,384 at most). It affects the result where a function
-      draws random numbers or computes over the whole batch.
+    - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them and
+      16,384 at most). It affects the result where a function draws random numbers or computes over the whole batch.
     - ``codec`` of observations that are stored once per state: ``auto`` compresses if that saves a third, and copies rows that
       are compressed and unchanged; another codec than theirs, or a level (``zstd:19``), encodes them again. ``layout`` ``ted``
       stores observations and successors, raw.
@@ -214,7 +180,6 @@ class Request:
     - ``force`` starts over and replaces an existing dataset; ``dry_run`` tries a few chunks and writes nothing.
     - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
     - ``command``: the command line, if there is one, for hints about an unfinished dataset.
-    - ``folder``: where modules and files are searched (None: the current directory).
     - ``is_part``: it makes one part of a split; functions that need a first pass over all data are refused.
     """
 
@@ -237,7 +202,6 @@ class Request:
     dry_run: bool = False
     wait: bool = False
     command: str = ""
-    folder: Path | None = None
     dataset: Dataset | None = None
     version: str | None = None
     is_part: bool = False

@@ -74,25 +74,29 @@ def count_nans(leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
 # -- what a function returned --------------------------------------------------------------------------------------------
 
 
+def _fault(name: str, what: str, where: str, hint: str | None = None) -> SchemaError:
+    return SchemaError(f"{name} returned {what}, for {where}", hint=hint)
+
+
 def check_batch(returned: Any, name: str, where: str, steps: int | None) -> TensorDictBase:
     """Check that a function returned a TensorDict with a batch of ``steps`` (None: any number, at least one).
 
     Raises SchemaError.
     """
-    if returned is None:
-        message = f"{name} returned None for {where}"
-        raise SchemaError(message, hint="it must return the TensorDict; only with --per episode None drops the episode")
     if not isinstance(returned, TensorDictBase):
+        hint = "it must return the TensorDict; only with --per episode None drops the episode"
+        if returned is None:
+            raise SchemaError(f"{name} returned None for {where}", hint=hint)
         wanted = "" if steps is None else f" with batch size [{steps}]"
-        message = f"{name} returned a {type(returned).__name__} instead of a TensorDict{wanted}, for {where}"
-        raise SchemaError(message, hint="change the TensorDict that it gets, and return it")
+        raise _fault(name, f"a {type(returned).__name__} instead of a TensorDict{wanted}", where, hint)
     size = tuple(returned.batch_size)
-    if size[:1] == (steps,) or (steps is None and size and size[0] >= 1):
-        return returned
-    wanted = "at least one step" if steps is None else f"[{steps}]"
-    message = f"{name} returned batch size {list(size)} instead of {wanted} for {where}"
-    longer = "--per episode may return any number of steps, or None to drop the episode"
-    raise SchemaError(message, hint=longer if steps is not None else "return None to drop the episode")
+    if steps is None and not (size and size[0]):
+        hint = "return None to drop the episode"
+        raise _fault(name, f"batch size {list(size)} instead of at least one step", where, hint)
+    if steps is not None and size[:1] != (steps,):
+        hint = "--per episode may return any number of steps, or None to drop the episode"
+        raise _fault(name, f"batch size {list(size)} instead of [{steps}]", where, hint)
+    return returned
 
 
 def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
@@ -107,7 +111,7 @@ def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
         path = "/".join(parts)
         problem = _problem(parts, value, steps)
         if problem is not None:
-            raise SchemaError(f"{name} returned {path!r} {problem[0]}, for {where}", hint=problem[1])
+            raise _fault(name, f"{path!r} {problem[0]}", where, problem[1])
         columns[path] = value.detach().resolve_neg()  # torch defers negations until the tensor is read
     return columns
 
@@ -130,8 +134,7 @@ def _problem(parts: tuple[str, ...], value: Any, steps: int) -> tuple[str, str |
     if value.shape[:1] != (steps,):
         return f"with {len(value) if value.ndim else 'no'} rows instead of {steps}", None
     if 0 in value.shape[1:]:
-        hint = "rows need elements: of one step (per sample) len(td) is 0; a leaf that has none is left out with .exclude(...)"
-        return f"with an empty row of shape {list(value.shape[1:])}", hint
+        return f"with an empty row of shape {list(value.shape[1:])}", "leave it out with .exclude(...)"
     return None
 
 
@@ -148,40 +151,32 @@ def complete(columns: Columns, before: Columns, name: str, where: str, ends: tor
     ``before``: reward and flags of the input. ``ends`` (int64): the rows where an episode of the input ends, which must be
     done. Raises SchemaError.
     """
-    given = len(before[REWARD])
-    steps = len(next(iter(columns.values()))) if columns else given
+    given, steps = len(before[REWARD]), len(next(iter(columns.values()), before[REWARD]))
     for path in _BOOKKEEPING:
-        if path not in columns:
-            if steps != given:
-                message = f"{name} returned {steps} of {given} steps without {path!r}, for {where}"
-                raise SchemaError(message, hint="return reward and flags for the same steps")
-            columns[path] = before[path]
-        dtype, found = "float32" if path == REWARD else "bool", columns[path]
+        if path not in columns and steps != given:
+            hint = "return reward and flags for the same steps"
+            raise _fault(name, f"{steps} of {given} steps without {path!r}", where, hint)
+        found, dtype = columns.setdefault(path, before[path]), "float32" if path == REWARD else "bool"
         if dtype_name(found.dtype) != dtype or found.shape[1:] != (1,):
-            what = f"{dtype_name(found.dtype)} {list(found.shape)}"
-            message = f"{name} returned {path!r} as {what} instead of {dtype} [n, 1], for {where}"
-            raise SchemaError(message, hint="rewards and flags must keep their types")
+            what = f"{path!r} as {dtype_name(found.dtype)} {list(found.shape)} instead of {dtype} [n, 1]"
+            raise _fault(name, what, where, "rewards and flags must keep their types")
     if "reward" in columns:
-        message = f"{name} returned a reward at the root, for {where}"
-        raise SchemaError(message, hint="rewards belong under next: ('next', 'reward')")
+        raise _fault(name, "a reward at the root", where, "rewards belong under next: ('next', 'reward')")
     reward = columns[REWARD]
-    if not bool(torch.isfinite(reward).all()):
-        row = int((~torch.isfinite(reward)).nonzero()[0, 0])
-        message = f"{name} returned a reward that is {reward[row].item()}, at row {row} of {where}"
-        raise SchemaError(message, hint="rewards must be finite numbers")
+    if (row := _first(~torch.isfinite(reward))) is not None:
+        what = f"a reward that is {reward[row].item()}, at row {row}"
+        raise _fault(name, what, where, "rewards must be finite numbers")
     for flag in FLAGS:
         root = columns.pop(flag, None)
-        if root is not None and bool(root.any()):
-            row = int(root.reshape(len(root), -1).any(1).nonzero()[0])
-            message = f"{name} set {flag!r} at the root, at row {row} of {where}"
-            raise SchemaError(message, hint=f"an episode ends with ('next', {flag!r}); at the root it is always false")
+        if root is not None and (row := _first(root)) is not None:
+            hint = f"an episode ends with ('next', {flag!r}); at the root it is always false"
+            raise SchemaError(f"{name} set {flag!r} at the root, at row {row} of {where}", hint=hint)
     done, terminated, truncated = (columns[path] for path in RESULT_FLAGS)
     either = terminated | truncated
     # If only the other two changed, done is computed from them.
     if not torch.equal(done, either) and not torch.equal(done, before["next/done"]):
-        row = int((done != either).nonzero()[0, 0])
-        message = f"{name} returned 'next/done' that is not terminated | truncated, at row {row} of {where}"
-        raise SchemaError(message, hint="set ('next', 'terminated') or ('next', 'truncated') as well")
+        what = f"'next/done' that is not terminated | truncated, at row {_first(done != either)}"
+        raise _fault(name, what, where, "set ('next', 'terminated') or ('next', 'truncated') as well")
     open_ = ends[~either.view(-1)[ends]]
     if len(open_):
         tally.ended += len(open_)
@@ -189,6 +184,11 @@ def complete(columns: Columns, before: Columns, name: str, where: str, ends: tor
         truncated[open_] = either[open_] = True
     columns["next/done"], columns["next/truncated"] = either, truncated
     return columns
+
+
+def _first(wrong: torch.Tensor) -> int | None:
+    """The first row of which a bit is set."""
+    return int(wrong.nonzero()[0, 0]) if bool(wrong.any()) else None
 
 
 # -- all results are alike, and as they would be read ------------------------------------------------------------------------

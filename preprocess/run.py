@@ -1,6 +1,6 @@
 """A preprocessing run: a reader of the steps of another dataset, for the one pipeline (`datasets.ingest.pipeline`).
 
-    examine      the functions are found and checked (`function`)
+    examine      the functions are found and their arguments checked, by a worker (`function`)
     statistics   first passes over all data, for functions that need them; the partial statistics of pieces are merged in
                  order, so that sums do not depend on the order in which workers finish
     try          the first result decides the leaves (`layout`); rows from all parts of the data decide codecs and dictionaries
@@ -25,7 +25,8 @@ from functools import cached_property, partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import FLAGS, Schema
 from ..storage.work import PART_RECORD, PARTS, Work, read_run
 from .chunks import Chunk, Episodes, choose_sizes, chunk_size, cut, cut_sections, split, view_episodes
-from .function import Chain, Job, describe, examine, pickled, to_json, unpickled
+from .function import Chain, Job, describe, pickled, to_json
 from .layout import choose_codec, choose_schema, filled, shapes_of_schema, unchained_edges, unchained_error
 from .lineage import describe_changes, describe_input, leaf_changes, named_statistics, remaining_spaces, versions
 from .request import DryRun, Preprocessed, Request
@@ -154,21 +155,7 @@ def _do(task: str, job: Job | bytes, chunk: Chunk, on_block: object, **options: 
     return do(task, job, chunk, **options)
 
 
-def _examine(given: bytes, chunk: object, on_block: object) -> dict[str, Any]:
-    return {"chain": examine(*unpickled(given))}
-
-
 # -- the reader --------------------------------------------------------------------------------------------------------------
-
-
-class _Folders(NamedTuple):
-    """Where the input is: its folders."""
-
-    shown: str
-
-    @property
-    def url(self) -> str:
-        return self.shown
 
 
 class FunctionReader(Reader):
@@ -198,13 +185,13 @@ class FunctionReader(Reader):
             message = f"{request.dest} is the input: it cannot be written at the same time"
             raise UsageError(message, hint="give another --dest")
         where = ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
-        location: Any = _Folders(where)
+        location: Any = SimpleNamespace(shown=where, url=where)
         super().__init__(self.input.id, location, ConvertOptions(request.codec, request.layout))
         self.licence, self.citation = self.input.licence, self.input.citation
         self.episodes: Episodes = view_episodes(table, request.num_frames, options.slice_len)
         if not self.episodes.steps:
             raise UsageError(f"{self.input.id} has no steps: there is nothing to preprocess")
-        self.code = (request.folder or Path.cwd()).absolute()
+        self.code = Path.cwd()
         step_bytes = options.step_bytes(self.input.schema)
         self.batch, self.section = choose_sizes(request.batch_size, step_bytes, self.episodes.steps)
         self.records, self.is_text = describe(request.functions, request.args, self.code)
@@ -298,71 +285,64 @@ class FunctionReader(Reader):
 
     def decide(self, work: Work | None) -> None:
         """The sections and chunks of the functions, their statistics, and from a trial the leaves."""
-        chain = self._find_functions()
-        if self.request.is_part and any(chain.fits):
-            names = ", ".join(name for name, fits in zip(chain.names, chain.fits) if fits)
-            message = f"{names} computes statistics over all data, and each part of a split would get its own"
+        self.listener.on_stage("trying the functions on the first steps")
+        self.job = Job(self.request, self.path, self.input.content, self.batch, self.code, self.records, {})
+        ((_, found),) = self._ask("examine", [Chunk(0, 0, 1, 0, 1)])
+        chain: Chain = found["chain"]
+        needing = [name for name, fits in zip(chain.names, chain.fits) if fits]
+        if self.request.is_part and needing:
+            message = (
+                f"{', '.join(needing)} computes statistics over all data, and each part of a split would get its own"
+            )
             raise UsageError(message, hint="leave the split out, and split what comes of that")
-        whole = self.whole = chain.per == "episode"
+        whole = chain.per == "episode"
+        self.chain, self.whole = chain, whole
         self.sections = cut(self.episodes, self.section, whole)
         self.chunks = cut_sections(self.sections, self.episodes, self._chunk_size(whole), whole)
-        about = (self.path, self.input.content, self.batch, self.code, self.records)
-        self.job = Job(self.request, *about, chain, (None,) * len(chain.names))
-        self._collect_statistics(work)
+        if needing:
+            self._collect_statistics(work)
         self.probe = self._try_functions()
         self._choose_leaves()
 
-    def _given(self, value: Any) -> Any:
+    def _given(self, job: Job) -> Job | bytes:
         """What the work gets: pickled here, where errors are the user's."""
-        return value if self.here else pickled(value)
+        return job if self.here else pickled(job)
 
     def _ask(self, task: str, chunks: Sequence[Chunk], **options: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         """The number of each chunk and what ``worker.TASK(applier, chunk, **options)`` returns, as they finish."""
         return self.engine.run(partial(_do, task, self._given(self.job), **options), chunks, lambda progress: None)
 
-    def _find_functions(self) -> Chain:
-        request = self.request
-        given = (tuple(request.functions), request.args, self.code, request.per)
-        if self.here:
-            return examine(*given)
-        work = partial(_examine, pickled(given))
-        ((_, found),) = self.engine.run(work, [Chunk(0, 0, 1, 0, 1)], lambda progress: None)
-        chain: Chain = found["chain"]
-        return chain
-
     def _collect_statistics(self, work: Work | None) -> None:
         """The statistics of every function that needs them; each pass gets the results of the functions before it."""
-        known: dict[str, Any] = (work and work.remembered("statistics")) or {}
-        chain, pieces = self.job.chain, self.sections
+        known: dict[str, Any] = dict((work and work.remembered("statistics")) or {})
+        pieces = self.sections
         if work is None:  # those of the first batch, or of as many episodes, are good enough for an estimate
             pieces = split(pieces[0], self.episodes, self.batch, self.whole)[:1]
-        elif any(chain.fits) and len(pieces) < LEAST_PIECES:
+        elif len(pieces) < LEAST_PIECES:
             steps = -(-self.episodes.steps // LEAST_PIECES)
             size = steps if self.whole else self.batch * -(-steps // self.batch)
             pieces = cut_sections(self.sections, self.episodes, size, self.whole)
-        for number, fits in enumerate(chain.fits):
-            if fits and str(number) not in known:
-                found: dict[int, dict[str, Any]] = {}
-                for index, arrays in self._ask("collect_statistics", pieces, number=number):
-                    found[index] = arrays
-                    stage = f"first pass for {chain.labels[number]}, {len(found)} of {len(pieces)}"
-                    self.listener.on_stage(stage)
-                partials = [found[index] for index in sorted(found) if found[index]]
-                if not partials:
-                    name = chain.names[number]
-                    raise SchemaError(
-                        f"there is nothing left for {name}: the functions before it dropped every episode"
-                    )
-                finish = self._ask("finish_statistics", pieces[:1], number=number, partials=partials)
-                ((_, known[str(number)]),) = finish
-                if work is not None:
-                    work.remember("statistics", known)
-            statistics = tuple(known.get(str(one)) for one in range(len(chain.fits)))
-            self.job = replace(self.job, statistics=statistics)
+        for number, fits in enumerate(self.chain.fits):
+            self.job = replace(self.job, statistics=known)
+            if not fits or str(number) in known:
+                continue
+            found: dict[int, dict[str, Any]] = {}
+            for index, arrays in self._ask("collect_statistics", pieces, number=number):
+                found[index] = arrays
+                stage = f"first pass for {self.chain.labels[number]}, {len(found)} of {len(pieces)}"
+                self.listener.on_stage(stage)
+            partials = [found[index] for index in sorted(found) if found[index]]
+            if not partials:
+                message = f"there is nothing left for {self.chain.names[number]}: the functions before it dropped every episode"
+                raise SchemaError(message)
+            ((_, finished),) = self._ask("finish_statistics", pieces[:1], number=number, partials=partials)
+            known = {**known, str(number): finished}
+            if work is not None:
+                work.remember("statistics", known)
+        self.job = replace(self.job, statistics=known)
 
     def _try_functions(self) -> dict[str, Any]:
         """The result of the first batch, or of the first episodes that are not dropped (`worker.try_functions`)."""
-        self.listener.on_stage("trying the functions on the first steps")
         for section in self.sections:
             ((_, probe),) = self._ask("try_functions", [section])
             if probe:
@@ -370,7 +350,7 @@ class FunctionReader(Reader):
         raise self._nothing_left()
 
     def _nothing_left(self) -> SchemaError:
-        message = f"{', '.join(self.job.chain.names)} dropped every episode of {self.input.id}: nothing is left"
+        message = f"{', '.join(self.chain.names)} dropped every episode of {self.input.id}: nothing is left"
         return SchemaError(message, hint="a dataset has at least one step")
 
     def _choose_leaves(self) -> None:
@@ -402,7 +382,7 @@ class FunctionReader(Reader):
         #: The approximate disk space of a step in bytes.
         self.step_bytes, self.schema = size, choose(codecs=codecs)
         self.bulk = tuple(leaf.name for leaf in filled(self.schema))
-        ignored = self.job.ignoring == len(self.job.chain.names)
+        ignored = self.chain.ignoring == len(self.chain.names)
         self.undecoded = self.copied if ignored else frozenset[str]()
 
     def _can_be_copied(self, name: str, wanted: str) -> bool:
@@ -436,7 +416,7 @@ class FunctionReader(Reader):
 
     def units_of(self, chunks: Sequence[Chunk], undecoded: frozenset[str]) -> list[ChunkUnit]:
         """The units of some chunks."""
-        job, names = self._given(self.job), ", ".join(self.job.chain.names)
+        job, names = self._given(self.job), ", ".join(self.chain.names)
         about = (self.schema, self.copied, undecoded)
         return [
             ChunkUnit(chunk.index, f"{chunk.label} ({names})", chunk.rows, self.fingerprint, job, chunk, *about)
@@ -459,27 +439,16 @@ class FunctionReader(Reader):
         for path, manifest in self.folders:  # copied bytes get new checksums: they must be intact
             check_leaves(path, manifest, self.undecoded)
 
-    def check_parts(self, about: Mapping[int, Mapping[str, Any]], new: int) -> None:
-        """Raise SchemaError if a state leaf has other successors before a chunk than observations in it."""
-        for left, right in ((new - 1, new), (new, new + 1)):
-            if left in about and right in about:
-                for name in unchained_edges(about[left]["tail"], about[right]["head"]):
-                    leaf = self.schema.get(name)
-                    if leaf is not None and leaf.kind == "state":
-                        where = f"at step {self.chunks[right].start:,} of {self.input.id}"
-                        raise unchained_error(self.job.chain.names, name, where)
-
     def checksum_range(self, unit: int, range: int) -> int:
         return self.chunks[unit].section
 
     # -- what the manifest says ----------------------------------------------------------------------------------------------
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        about = [part.about for part in parts]
         if not episodes.steps:
             raise self._nothing_left()
-        edges = [unchained_edges(one["tail"], other["head"]) for one, other in pairwise(about)]
-        self._unchained = sorted({name for names in (*(one["unchained"] for one in about), *edges) for name in names})
+        about = [part.about for part in parts]
+        self._unchained = sorted({*self._broken_edges(about), *(name for one in about for name in one["unchained"])})
         self._changed = {name for one in about for name in one["changed"]}
         reading = self.request.read_options
         if any(one["returns"] for one in about) or reading.n_step or reading.slice_len:
@@ -490,17 +459,30 @@ class FunctionReader(Reader):
             "ended_episodes": sum(one["ended"] for one in about),
             "nans": dict(sum((Counter(one["nans"]) for one in about), Counter[str]())),
         }
-        self._parts = [
-            {"name": self.sections[section].label, "states": sum(steps + ends for steps, ends in some), "rows": rows}
-            for section, found in groupby(parts, lambda part: self.chunks[part.unit].section)
-            if (some := [(part.about["steps"], part.about["episodes"]) for part in found])
-            for rows in [sum(steps for steps, _ in some)]
-        ]
+        self._parts = []
+        for section, found in groupby(parts, lambda part: self.chunks[part.unit].section):
+            some = [part.about for part in found]
+            rows = sum(one["steps"] for one in some)
+            states = rows + sum(one["episodes"] for one in some)
+            self._parts.append({"name": self.sections[section].label, "states": states, "rows": rows})
         firsts = np.cumsum([0, *(one["steps"] for one in about)])
         midway = [np.array(one["midway"], np.int64) + first for one, first in zip(about, firsts)]
         spaces = {} if self.whole else remaining_spaces(self.input, self._shapes, self._changed)
         begins = np.isin(episodes.starts, np.concatenate(midway))
         return Facts(counts, self._notes(counts), spaces=spaces, midway=begins)
+
+    def _broken_edges(self, about: Sequence[Mapping[str, Any]]) -> set[str]:
+        """The observations whose successor before the end of a chunk is not the first one after it. Raises SchemaError for
+        those that are stored once per state."""
+        broken = set[str]()
+        for chunk, (one, other) in zip(self.chunks[1:], pairwise(about)):
+            names = unchained_edges(one["tail"], other["head"])
+            for name in names:
+                if any(name == leaf.name for leaf in self.schema.states):
+                    where = f"at step {chunk.start:,} of {self.input.id}"
+                    raise unchained_error(self.chain.names, name, where)
+            broken.update(names)
+        return broken
 
     @property
     def _shapes(self) -> Any:
@@ -525,7 +507,7 @@ class FunctionReader(Reader):
         options = {"codec": request.codec, "layout": request.layout}
         made.source, made.parts = {"name": self.source, "options": options, "objects": []}, self._parts
         made.provenance["engine"] = self.engine.name
-        chain, count, identified = self.job.chain, len(self.job.chain.names), self.identified
+        chain, count, identified = self.chain, len(self.chain.names), self.identified
         kept = ("args", "version", "batch", "windows", "num_frames", "seed", "versions")
         made.lineage = {
             "input": describe_input(self.input),
@@ -533,7 +515,7 @@ class FunctionReader(Reader):
             **({"arguments": self.records[count:]} if self.records[count:] else {}),
             "per": chain.per,
             **{key: identified[key] for key in kept if key != "version" or identified[key] is not None},
-            "statistics": named_statistics(chain.labels, self.job.statistics),
+            "statistics": named_statistics(chain.labels, [self.job.statistics.get(str(n)) for n in range(count)]),
             "leaves": leaf_changes(shapes_of_schema(self.input.schema), self._shapes, self._changed),
             "unchained": self._unchained,
             **({"fingerprint": self.fingerprint} if self.continues else {}),
@@ -547,7 +529,7 @@ class FunctionReader(Reader):
 def _dry_run(reader: FunctionReader) -> Preprocessed:
     """Make a few chunks from all parts of the data in a temporary folder, and estimate the rest from them."""
     reader.decide(None)
-    chain, schema = reader.job.chain, reader.schema
+    chain, schema = reader.chain, reader.schema
     places = np.linspace(0, len(reader.chunks) - 1, min(TRIED_CHUNKS, len(reader.chunks))).astype(int)
     tried = [reader.chunks[place] for place in places.tolist()]
     with TemporaryDirectory(prefix="rbdata-") as name:

@@ -42,23 +42,24 @@ def blocks(
     unless functions get whole episodes), and ``seconds``. Raises SchemaError for results unlike the first one, and for
     successors of a state leaf that are not the observation of the following step.
     """
-    with _opened(job) as applier:
-        began, whole = time.perf_counter(), applier.whole
+    with opened(job) as applier:
+        began, whole, names = time.perf_counter(), applier.whole, applier.chain.names
+        applier.tally = Tally()
         expected = shapes_of_schema(Schema(tuple(filled(schema))))
         kept = {path for leaf in applier.dataset.schema for path in leaf.names if path in expected}
         compared = {path for name in copyable for path in (name, "next/" + name)}
         expected = {path: form for path, form in expected.items() if path.removeprefix("next/") not in undecoded}
         unchanged = set() if whole else set(kept)
-        successors, tally = Successors(applier.names, schema), Tally()
+        successors = Successors(names, schema)
         done = steps = episodes = 0
         midway: list[int] = []
         for span in applier.split(chunk):
-            batch = applier.apply(span, tally, undecoded)
+            batch = applier.apply(span, undecoded)
             done += span.rows
             if not batch.columns:
                 yield Block({}, place=_PLACE, done=done)
                 continue
-            check_same(batch.columns, expected, applier.names[-1], batch.where)
+            check_same(batch.columns, expected, names[-1], batch.where)
             same = set() if batch.source is None else batch.source.unchanged(batch.columns, unchanged | compared)
             unchanged &= same
             copied = {name for name in copyable if {name, "next/" + name} <= same}
@@ -67,7 +68,7 @@ def blocks(
             midway += (batch.midway.nonzero().view(-1) + steps).tolist()
             steps, episodes = steps + len(ends), episodes + int(ends.sum())
             yield Block(_rows(batch, schema, copied, ends), _bits(batch), place=_PLACE, done=done)
-        record = {"steps": steps, "episodes": episodes, "midway": midway, **successors.record, **vars(tally)}
+        record = {"steps": steps, "episodes": episodes, "midway": midway, **successors.record, **vars(applier.tally)}
         record["changed"] = [] if whole else sorted(kept - unchanged)
         record["seconds"] = round(time.perf_counter() - began, 6)
         yield Block({}, place=_PLACE, done=done, record=record)
@@ -112,34 +113,27 @@ class _Copied:
 class Successors:
     """Compares successors with the observations that follow: within a batch, and at its edges by hashes.
 
-    Raises SchemaError where they differ for a leaf that is stored once per state.
+    Raises SchemaError where they differ for a leaf that is stored once per state. ``record``: ``unchained``, the other
+    observations where they differ; ``head``, ``tail``, the hashes of the first observations, and of the last successors where
+    the last step is not done.
     """
 
     def __init__(self, names: Sequence[str], schema: Schema) -> None:
         self._names, self._states = names, {leaf.name for leaf in schema.states}
         self._pairs = observation_pairs(shapes_of_schema(schema))
-        self._unchained: set[str] = set()
-        #: Of the first observations, and of the last successors where the last step is not done.
-        self._head: dict[str, str] = {}
-        self._tail: dict[str, str] = {}
+        self.record: dict[str, Any] = {"unchained": [], "head": {}, "tail": {}}
 
     def check(self, columns: Columns, copied: Collection[str], done: torch.Tensor, where: str) -> None:
         """Compare those of consecutive steps, after which an episode ends where ``done`` (bool ``[n]``)."""
-        pairs = [name for name in self._pairs if name in columns]
+        record, pairs = self.record, [name for name in self._pairs if name in columns]
         head = {name: digest({"": columns[name][:1]}) for name in pairs}
         own = {path: rows for path, rows in columns.items() if path.removeprefix("next/") not in copied}
-        unchained = {**dict.fromkeys(unchained_edges(self._tail, head), -1), **find_unchained(own, done)}
-        self._head = self._head or head
-        self._tail = {} if done[-1] else {name: digest({"": columns["next/" + name][-1:]}) for name in pairs}
-        for name, row in unchained.items():
-            if name in self._states:
-                raise unchained_error(self._names, name, f"at row {row + 1} of {where}")
-        self._unchained.update(unchained)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """``unchained``: the observations whose successors differ; ``head``, ``tail``: the hashes at the edges of the chunk."""
-        return {"unchained": sorted(self._unchained), "head": self._head, "tail": self._tail}
+        unchained = {**dict.fromkeys(unchained_edges(record["tail"], head), -1), **find_unchained(own, done)}
+        for name in sorted(self._states.intersection(unchained)):
+            raise unchained_error(self._names, name, f"at row {unchained[name] + 1} of {where}")
+        record["unchained"] = sorted({*record["unchained"], *unchained})
+        record["head"] = record["head"] or head
+        record["tail"] = {} if done[-1] else {name: digest({"": columns["next/" + name][-1:]}) for name in pairs}
 
 
 # -- what else a run asks ------------------------------------------------------------------------------------------------
@@ -153,7 +147,7 @@ _MOST_EPISODES = 16
 def do(task: str, job: Job | bytes, chunk: Chunk, **options: Any) -> dict[str, Any]:
     """One of the functions below for a chunk."""
     work: Callable[..., dict[str, Any]] = _TASKS[task]
-    with _opened(job) as applier:
+    with opened(job) as applier:
         return work(applier, chunk, **options)
 
 
@@ -161,7 +155,7 @@ _kept: list[tuple[Job | bytes, Applier]] = []
 
 
 @contextmanager
-def _opened(job: Job | bytes) -> Iterator[Applier]:
+def opened(job: Job | bytes) -> Iterator[Applier]:
     """The input and the functions of a run, which is pickled where it is another process's; a process keeps the last one.
 
     Processes run in parallel: torch uses one thread in each.
@@ -183,6 +177,11 @@ def close() -> None:
     _kept.clear()
 
 
+def examine(applier: Applier, section: Chunk) -> dict[str, Any]:
+    """What the functions are, with their arguments checked."""
+    return {"chain": applier.chain}
+
+
 def try_functions(applier: Applier, section: Chunk) -> dict[str, Any]:
     """Apply the functions to the first batch of a section, or to its first episodes; write nothing. Those of users are called
     twice: they must return the same again, bit by bit.
@@ -198,18 +197,18 @@ def try_functions(applier: Applier, section: Chunk) -> dict[str, Any]:
     unchained: dict[str, int] = {}
     unchanged: list[str] = []
     kept = steps_in = steps_out = 0
-    for span in split(section, applier.view.episodes, 1 if whole else applier.job.batch, whole):
-        batch = applier.apply(span, Tally())
+    for span in split(section, applier.view.episodes, 1 if whole else applier.batch, whole):
+        batch = applier.apply(span)
         columns, steps_in = batch.columns, steps_in + span.rows
         if columns:
             shapes = shapes or shapes_of(columns)
-            check_same(columns, shapes, applier.names[-1], batch.where)
+            check_same(columns, shapes, applier.chain.names[-1], batch.where)
             unchanged = unchanged if kept else _unchanged_rows(applier, batch)
             done = columns["next/done"].view(-1)
             unchained = {**find_unchained(columns, done), **unchained}
             steps_out += len(done)
             kept += 1
-        if any(fn.is_own for fn in applier.chain):
+        if any(fn.is_own for fn in applier.functions):
             _check_again(applier, span, batch, digest(columns))
         if columns and (not whole or not bool(done[:-1].all()) or kept == _MOST_EPISODES):
             break
@@ -219,8 +218,8 @@ def try_functions(applier: Applier, section: Chunk) -> dict[str, Any]:
 
 def _check_again(applier: Applier, span: Chunk, batch: ResultBatch, before: str) -> None:
     """Raise FunctionError unless the functions return the same for a batch as before."""
-    if digest(applier.apply(span, Tally()).columns) != before:
-        names = ", ".join(fn.name for fn in applier.chain if fn.is_own)
+    if digest(applier.apply(span).columns) != before:
+        names = ", ".join(fn.name for fn in applier.functions if fn.is_own)
         message = f"{names} returned something else when it was called again, for {batch.where}"
         hint = (
             "a function must keep nothing from call to call, and draw random numbers from the global generators of torch, "
@@ -246,7 +245,7 @@ def sample_results(applier: Applier, chunk: Chunk, names: tuple[str, ...]) -> di
         last = min(chunk.first + _EPISODES_PER_SAMPLE, chunk.last)
         few = Chunk(chunk.index, chunk.start, int(applier.view.episodes.starts[last]), chunk.first, last)
         for span in applier.split(few):
-            columns = columns or applier.apply(span, Tally()).columns
+            columns = columns or applier.apply(span).columns
         if columns:
             chosen = _spread(0, len(columns["next/done"]))
             columns = {name: columns[name][chosen] for name in names}
@@ -260,10 +259,10 @@ def _spread(start: int, stop: int) -> torch.Tensor:
 
 def collect_statistics(applier: Applier, chunk: Chunk, number: int) -> dict[str, Any]:
     """The partial statistics for function ``number``, merged in order; empty where every episode was dropped."""
-    fn = applier.chain[number]
+    fn = applier.functions[number]
     assert fn.fit is not None
     merged: dict[str, torch.Tensor] = {}
-    for td, where in applier.apply_first(number, chunk):
+    for td, where in applier.inputs_of(number, chunk):
         with applier.guard(fn.name, where):
             partial = fn.fit.collect(td, **fn.args)
             merged = fn.fit.merge(merged, partial) if merged else partial
@@ -274,11 +273,11 @@ def finish_statistics(
     applier: Applier, chunk: Chunk, number: int, partials: list[Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
     """The statistics of function ``number`` from those of all parts, in order."""
-    fn = applier.chain[number]
+    fn = applier.functions[number]
     assert fn.fit is not None
     parts = [{name: torch.tensor(array) for name, array in partial.items()} for partial in partials]
     statistics: dict[str, Any] = fn.fit.finish(reduce(fn.fit.merge, parts), **fn.args)
     return statistics
 
 
-_TASKS = {fn.__name__: fn for fn in (try_functions, sample_results, collect_statistics, finish_statistics)}
+_TASKS = {fn.__name__: fn for fn in (examine, try_functions, sample_results, collect_statistics, finish_statistics)}
