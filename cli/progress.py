@@ -69,7 +69,7 @@ def _display(title: str) -> Iterator[Display]:
     """A bar or lines, which also show the waits before network retries."""
     from ..datasets.fetch import retries
 
-    display = Display() if out.quiet else _Bar() if out.live else _Lines(title)
+    display = Display() if out.quiet else _TerminalBar() if out.live else _Lines(title)
     with display, retries.listen(display.wait):
         yield display
 
@@ -116,7 +116,7 @@ class _Lines(Display):
                 printed += 1
 
 
-class _Bar(Display):
+class _TerminalBar(Display):
     """Progress on a terminal: one row of a name, a bar, the share done and what else is known; removed at the end."""
 
     def __init__(self) -> None:

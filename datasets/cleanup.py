@@ -121,20 +121,6 @@ def kept_raw(place: DatasetPlace) -> list[Path]:
     return [path for path in paths if raw_folder in path.parents and path.is_file()]
 
 
-def emptied_raw(place: DatasetPlace) -> list[Path]:
-    """The empty folders that a killed deletion of a dataset's raw files left in the folder of its source, and that folder."""
-    source_name, _, name = place.id.partition("/")
-    raw_folder = place.root / RAW_FOLDER / source_name
-    heads = [name[:at] for at, char in enumerate(name + "/") if char == "/"]
-    found = []
-    for folder, names, files in os.walk(raw_folder):
-        below = f"/{Path(folder).relative_to(raw_folder).as_posix()}/"
-        ours = f"/{name}/" in below or any(below.endswith(f"/{head}/") for head in heads) or below.count("/") == 2
-        if ours and not names and not files:
-            found.append(Path(folder))
-    return [*found, raw_folder]
-
-
 def _walk(top: Path) -> Iterator[Leftover]:
     for folder, names, files in os.walk(top):
         here = Path(folder)

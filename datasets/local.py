@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Literal
 from .. import settings
 from ..errors import DatasetNotFoundError, RbdataError, UsageError
 from ..storage.amounts import listed
-from ..storage.durable import is_dangling
 from ..storage.folder import (
     DatasetPlace,
     check_is_text,
     disk_use,
     find_datasets,
-    is_empty_folder,
     remove_empty,
 )
 from ..storage.manifest import check_sizes, why_missing
-from ..storage.snapshot import holds_dataset, read_snapshot, state_of
+from ..storage.snapshot import holds_dataset, read_snapshot
 from ..storage.work import command_of, read_run, units_done
 from . import catalogue
 from .fetch.location import is_remote
@@ -51,24 +49,12 @@ class LocalDataset:
 
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
     """All datasets under the root, sorted by id; an empty list if there is no root yet. Reads only manifests."""
-    return [found for entry in _walk(settings.root(root)) if (found := _describe(*entry)) is not None]
+    return [found for entry in find_datasets(settings.root(root)) if (found := _describe(*entry)) is not None]
 
 
 def known_here(root: str | os.PathLike[str] | None = None) -> list[str]:
     """Ids of all datasets under the root, complete or not."""
-    return [dataset_id for dataset_id, _, _ in _walk(settings.root(root))]
-
-
-def _walk(root: Path) -> Iterator[tuple[str, Path, bool]]:
-    """The results of `find_datasets`, without dangling links in places where no dataset would be.
-
-    Ids of two components may have any name; longer ones belong to a source, or start with ``my``.
-    """
-    heads = (*catalogue.source_names(), catalogue.MINE)
-    for dataset_id, path, complete in find_datasets(root):
-        head, *rest = dataset_id.split("/")
-        if len(rest) == 1 or head in heads or not is_dangling(path):
-            yield dataset_id, path, complete
+    return [dataset_id for dataset_id, _, _ in find_datasets(settings.root(root))]
 
 
 def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
@@ -133,7 +119,7 @@ def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPla
     """
     top = settings.root(root)
     with contextlib.suppress(UsageError):  # not a full id
-        if (direct := DatasetPlace(top, text)).exists():
+        if (direct := DatasetPlace(top, text)).exists() or direct.path.is_symlink():
             return direct, None
     try:
         dataset_id, source = catalogue.resolve(text, known_here(root))
@@ -217,18 +203,9 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     where = settings.root(root)
     if catalogue.is_path(text):
         raise DatasetNotFoundError(f"{text} is a path: datasets are deleted by their id", hint=see_local(root))
-    there = set(known_here(where))
-    with contextlib.suppress(UsageError):  # remains of a killed deletion
-        there |= {text} if _has_remains(DatasetPlace(where, text)) else set()
-    try:
-        dataset_id, _ = catalogue.resolve(text, there)
-    except DatasetNotFoundError:
-        if text not in there:
-            raise
-        dataset_id = text
-    place = DatasetPlace(where, dataset_id)
-    is_there = dataset_id in there or any(map(os.path.lexists, (place.path, place.working)))
-    if not is_there and not _has_remains(place):
+    place = _resolve(text, where)[0]
+    dataset_id = place.id
+    if not any(map(os.path.lexists, (place.path, place.working))):
         message = f"{dataset_id} is not under {where}: nothing to delete"
         raise DatasetNotFoundError(message, hint=see_local(root))
     if where.resolve() not in (place.path.parent.resolve(), *place.path.parent.resolve().parents):
@@ -237,42 +214,26 @@ def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetP
     return place
 
 
-def _has_remains(place: DatasetPlace) -> bool:
-    """Whether a killed process left anything of a missing dataset, if only an empty folder above it."""
-    from .cleanup import leftovers_of
-
-    parent = place.path.parent
-    while parent != place.root and not parent.exists():
-        parent = parent.parent
-    is_empty = parent != place.root and is_empty_folder(parent)
-    return is_empty or os.path.lexists(place.old) or bool(leftovers_of(place))
-
-
 def delete(place: DatasetPlace) -> None:
     """Remove a dataset, its remains and the raw files kept of it; raises DatasetBusyError while another process writes it."""
-    from .cleanup import emptied_raw, kept_raw
+    from .cleanup import kept_raw
 
     with place.lock():
         # The dataset last: where this is interrupted, it shows that there is something to delete.
         for path in kept_raw(place):
             path.unlink(missing_ok=True)
             remove_empty(path.parent, place.root)
-        for folder in emptied_raw(place):
-            remove_empty(folder, place.root)
         place.remove()
     place.prune_parents()
 
 
 def _describe(dataset_id: str, path: Path, complete: bool) -> LocalDataset | None:
     """The dataset in a folder; None if the folder was removed since it was found."""
-    before = state_of(path)
     try:
         return _read(dataset_id, path, complete)
     except Exception as error:  # a faulty folder must not hide the others
         if not os.path.lexists(path):
             return None
-        if state_of(path) != before:  # another dataset is there now
-            return _describe(dataset_id, path, complete)
         problem = f"cannot be read: {error!r}"
         if isinstance(error, RbdataError):
             problem = error.message

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..errors import DatasetExistsError, DiskError, UsageError
 from .amounts import size
-from .durable import is_dangling, sync_folder
+from .durable import sync_folder
 from .lock import WriterLock
 from .manifest import FILENAME, read_manifest
 from .snapshot import aside, has_manifest, holds_dataset
@@ -280,10 +280,7 @@ def _keep_only(folder: Path, names: Collection[str]) -> None:
 
 
 def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
-    """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id.
-
-    A dangling link counts as complete.
-    """
+    """Walk a root: ``(id, folder, complete)`` for every dataset and every unfinished one, sorted by id."""
     found = []
     for folder, names, files in os.walk(root):
         here = Path(folder)
@@ -300,8 +297,5 @@ def find_datasets(root: Path) -> Iterator[tuple[str, Path, bool]]:
             elif relative and (here / name).is_symlink() and has_manifest(here / name):
                 # A dataset that was moved to another disk; other links are not followed.
                 found.append(("/".join((*relative, name)), here / name, True))
-        # A dataset whose disk is missing: listed, so that it can be deleted.
-        links = (name for name in files if relative and not name.startswith(".") and is_dangling(here / name))
-        found += [("/".join((*relative, name)), here / name, True) for name in links]
     complete = {dataset_id for dataset_id, _, done in found if done}
     yield from sorted(entry for entry in found if entry[2] or entry[0] not in complete)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from paths import DATA
 from rbdata import cli
-from rbdata.datasets import local
 from rbdata.datasets.acquire import download
 from rbdata.datasets.cleanup import find_leftovers, leftovers_of, remove_leftovers
 from rbdata.datasets.ingest.records import ConvertOptions
@@ -99,19 +98,13 @@ def test_the_command_asks_shows_and_deletes(place, capsys, monkeypatch):
     assert call("--yes")[2].splitlines()[-1] == "nothing to delete"
 
 
-def test_deleting_again_ends_a_deletion_that_was_killed(place):
-    """Its last moments: the dataset is gone, the lock or the folder is still there."""
+def test_prune_ends_a_deletion_that_was_killed(place):
+    """Its last moments: the dataset is gone, the lock and the folder are still there."""
     shutil.rmtree(place.path.parent)
     place.path.parent.mkdir(parents=True)
-    for left in (None, ".test.lock"):
-        if left:
-            place.path.parent.mkdir(parents=True)
-            (place.path.parent / left).write_text(GONE)
-        assert cli.run(["delete", ID, "--yes", "--root", str(place.root)]) == 0
-        assert list(place.root.iterdir()) == []
-    assert cli.run(["delete", ID, "--yes", "--root", str(place.root)]) == 2  # unknown now
-    (place.root / "atari").mkdir()
-    assert cli.run(["delete", "atari/Pong/5", "--yes", "--root", str(place.root)]) == 0
+    (place.path.parent / ".test.lock").write_text(GONE)
+    assert cli.run(["delete", ID, "--yes", "--root", str(place.root)]) == 2
+    assert cli.run(["prune", "--yes", "--root", str(place.root)]) == 0
     assert list(place.root.iterdir()) == []
 
 
@@ -122,35 +115,6 @@ def test_empty_folders_are_left_overs(place, sound):
     ]
     remove_leftovers(find_leftovers(place.root), place.root)
     assert [path.name for path in place.root.iterdir()] == ["my"] and contents(place.path) == contents(sound)
-
-
-def test_a_dataset_that_goes_and_comes_while_it_is_listed_is_sound(tmp_path, monkeypatch):
-    write_dataset(tmp_path, make_episodes([3, 5]), "raw")
-    real, tries = local.read_snapshot, []
-
-    def read_snapshot(folder, read):
-        tries.append(folder)
-        if len(tries) > 1:
-            return real(folder, read)
-        delete(deletable(ID, tmp_path))
-        try:
-            return real(folder, read)
-        finally:
-            write_dataset(tmp_path, make_episodes([2]), "raw")
-
-    monkeypatch.setattr(local, "read_snapshot", read_snapshot)
-    (found,) = local.list_local(tmp_path)
-    assert (found.state, found.steps, len(tries)) == ("complete", 2, 2)
-
-
-@pytest.mark.parametrize("left", ["dqn/Pong/5/replay_logs", "dqn/Pong/5", "dqn/Pong", "dqn", ""])
-def test_a_deletion_that_was_killed_between_the_folders_of_raw_files(tmp_path, left):
-    write_dataset(tmp_path / "made", make_episodes([2]), "raw")
-    (tmp_path / "root" / "atari" / "Pong").mkdir(parents=True)
-    (tmp_path / "made" / "my" / "test").rename(tmp_path / "root" / "atari" / "Pong" / "5")
-    (tmp_path / "root" / ".raw" / "atari" / left).mkdir(parents=True)
-    delete(deletable("atari/Pong/5", tmp_path / "root"))
-    assert list((tmp_path / "root").iterdir()) == []
 
 
 def test_a_deletion_with_raw_files_that_was_killed_is_ended_by_the_next(tmp_path, monkeypatch):

@@ -261,7 +261,6 @@ def test_find_datasets(tmp_path):
         ("atari/Pong/5", True),
         ("my/a", True),
         ("my/b", True),
-        ("my/gone", True),
         ("my/linked", True),
         ("my/unfinished", False),
     ]
