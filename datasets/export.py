@@ -575,9 +575,9 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
 
     _check_successors(work)
     source = original_source(work.dataset.manifest)[0]
-    tasks = _Tasks.of(work, source)
+    task = _task_leaf(work)
     fps = _rate(work, source)
-    names, own = _lerobot_names(work, tasks, source, set(OWN))
+    names, own = _lerobot_names(work, task, source, set(OWN))
     columns = {key: WrittenColumn(name, *_lerobot_form(work, key)) for key, name in names.items()}
     for key in [key for key, column in columns.items() if len(column.shape) > 5]:
         work.notes.append(f"Not exported: {key}, as rows have at most 5 dimensions there.")
@@ -590,13 +590,13 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     robot = source.get("robot")
     rate = int(fps) if fps == int(fps) else fps
     with LerobotFolder(part, every, rate, robot if isinstance(robot, str) else None) as folder:
-        for text in tasks.stated or ([] if tasks.key else [""]):
+        for text in [""] if task is None else _stated_tasks(source) if task == "task" else []:
             folder.task_number(text)
         for number, (low, high) in enumerate(work.episodes()):
-            blocks = _lerobot_blocks(work, columns, tasks, folder.task_number, number, low, high)
+            blocks = _lerobot_blocks(work, columns, task, folder.task_number, number, low, high)
             folder.add(high - low + 1, blocks)
         folder.finish({**{column.name: key for key, column in columns.items()}, **own})
-    _note_lerobot(work, columns, tasks)
+    _note_lerobot(work, columns, task)
 
 
 def _rate(work: _Export, source: Mapping[str, Any]) -> float:
@@ -611,7 +611,7 @@ def _rate(work: _Export, source: Mapping[str, Any]) -> float:
 def _lerobot_blocks(
     work: _Export,
     columns: Mapping[str, WrittenColumn],
-    tasks: _Tasks,
+    task: str | None,
     number_of: Callable[[str], int],
     episode: int,
     low: int,
@@ -635,23 +635,26 @@ def _lerobot_blocks(
         is_end = (np.arange(at, stop) >= high - 1) & (not is_cut)
         for flag in ("terminated", "truncated", "done"):
             block[f"next.{flag}"] = is_end & work.rows(f"next/{flag}", high - 1, high).reshape(-1)
-        block["task_index"] = tasks.numbers(rows, at, stop, number_of)
+        block["task_index"] = (
+            _task_numbers(rows(task), f"{task} of step", at, number_of) if task else np.zeros(stop - at, np.int64)
+        )
         yield block
         work.wrote((min(stop, high) - at) * row_bytes)
 
 
 def _lerobot_names(
-    work: _Export, tasks: _Tasks, source: Mapping[str, Any], own: set[str]
+    work: _Export, task: str | None, source: Mapping[str, Any], own: set[str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The column name of each leaf: dots between levels, without ``info`` unless another leaf has that name. And the keys of
     leaves that lerobot's own columns hold, by column."""
     every = work.ted_keys()
-    held = _OUTCOME | {tasks.key or ""}
+    held = _OUTCOME | {task or ""}
     keys = [key for key in every if key not in held and not (key.startswith("next/") and key[5:] in every)]
     names, held_by_own = {}, {}
     for key, name in _short_names(keys, _LEROBOT_TOPS | own).items():
         plain = key.removeprefix("info/")
-        if plain in own and source.get("name") == "lerobot":  # it was lerobot's own column
+        is_own = plain in own and (task is not None or plain != "task_index")
+        if is_own and source.get("name") == "lerobot":  # it was lerobot's own column
             held_by_own[plain] = key
             continue
         if key == "observation":
@@ -692,52 +695,34 @@ def _as_pictures(rows: np.ndarray, column: WrittenColumn) -> np.ndarray:
     return rows[..., None] if rows.ndim == 3 else np.moveaxis(rows, 1, 3)
 
 
-@dataclass(frozen=True)
-class _Tasks:
-    """Where the task of a step is: its text in the leaf ``key``, or its number among the ``stated`` texts in ``task_index``."""
-
-    key: str | None
-    stated: list[str]
-    is_numbered: bool = False
-
-    @classmethod
-    def of(cls, work: _Export, source: Mapping[str, Any]) -> _Tasks:
-        texts = source.get("tasks")
-        stated = list(texts.values()) if isinstance(texts, Mapping) else []
-        numbers = [str(number) for number in range(len(stated))]
-        is_valid = all(isinstance(text, str) for text in stated) and len(set(stated)) == len(stated)
-        if not is_valid or list(texts or ()) != numbers:
-            stated = []
-        leaves = {key: work.leaf(key) for key in work.ted_keys() if not key.startswith("next/")}
-        keys = [key for key, leaf in leaves.items() if leaf.dtype == "uint8" and len(leaf.shape) == 1]
-        found = next((key for name in _TASK_NAMES for key in keys if key.rpartition("/")[2] == name), None)
-        is_numbered = found is None and bool(stated) and "task_index" in work.dataset.rows
-        if is_numbered:
-            used = np.unique(work.dataset["task_index"].numpy())
-            is_numbered = bool(np.isin(used, np.arange(len(stated))).all())
-        return cls(found, stated if found == "task" or is_numbered else [], is_numbered)
-
-    def numbers(
-        self, rows: Callable[[str], np.ndarray], low: int, high: int, number_of: Callable[[str], int]
-    ) -> np.ndarray:
-        """The numbers of the tasks of steps ``low`` to ``high - 1``, int64; ``number_of`` gives the number of a text."""
-        if self.is_numbered:
-            return rows("task_index").reshape(-1).astype(np.int64)
-        if self.key is None:
-            return np.zeros(high - low, np.int64)
-        texts = rows(self.key)
-        begins = np.append(0, np.flatnonzero((texts[1:] != texts[:-1]).any(1)) + 1)
-        found = []
-        for begin in begins.tolist():
-            try:
-                found.append(number_of(texts[begin].tobytes().rstrip(b"\0").decode()))
-            except UnicodeDecodeError as error:
-                message = f"{self.key} of step {low + begin} is no text in UTF-8: a LeRobotDataset needs texts of tasks"
-                raise UsageError(message, hint="leave the leaf out, or rename it, with `rbdata preprocess`") from error
-        return np.repeat(np.array(found, np.int64), np.diff(np.append(begins, len(texts))))
+def _task_leaf(work: _Export) -> str | None:
+    """The leaf that holds the text of the task of each step."""
+    leaves = {key: work.leaf(key) for key in work.ted_keys() if not key.startswith("next/")}
+    keys = [key for key, leaf in leaves.items() if leaf.dtype == "uint8" and len(leaf.shape) == 1]
+    return next((key for name in _TASK_NAMES for key in keys if key.rpartition("/")[2] == name), None)
 
 
-def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], tasks: _Tasks) -> None:
+def _stated_tasks(source: Mapping[str, Any]) -> list[str]:
+    """The tasks of a dataset that came from lerobot, in the order of their numbers there."""
+    texts: Mapping[str, str] = source.get("tasks") or {}
+    return list(texts.values()) if list(texts) == [str(number) for number in range(len(texts))] else []
+
+
+def _task_numbers(texts: np.ndarray, where: str, first: int, number_of: Callable[[str], int]) -> np.ndarray:
+    """The numbers of the tasks of rows of texts, int64; ``number_of`` gives the number of a text, ``first`` is that of the
+    first step."""
+    begins = np.append(0, np.flatnonzero((texts[1:] != texts[:-1]).any(1)) + 1)
+    found = []
+    for begin in begins.tolist():
+        try:
+            found.append(number_of(texts[begin].tobytes().rstrip(b"\0").decode()))
+        except UnicodeDecodeError as error:
+            message = f"{where} {first + begin} is no text in UTF-8: a LeRobotDataset needs texts of tasks"
+            raise UsageError(message, hint="leave the leaf out, or rename it, with `rbdata preprocess`") from error
+    return np.repeat(np.array(found, np.int64), np.diff(np.append(begins, len(texts))))
+
+
+def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], task: str | None) -> None:
     videos = [key for key, column in columns.items() if column.kind == "video"]
     if videos:
         about = "H.264 video, which changes values a little; --frames image keeps them."
@@ -751,8 +736,8 @@ def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], tasks: _T
             work.notes.append(f"{key}: rows of {list(before)} are pictures of {list(column.shape)}.")
         if not column.has_stats:
             work.notes.append(f"{key}: rows of {list(before)} are too large for statistics, and have none.")
-    if tasks.key not in (None, "task"):
-        work.notes.append(f"{tasks.key}: it is the task of each step.")
+    if task not in (None, "task"):
+        work.notes.append(f"{task}: it is the task of each step.")
 
 
 _WRITERS: dict[str, tuple[Callable[[_Export, Path, Path], None], str]] = {
