@@ -443,8 +443,9 @@ def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str, is_episode
     shape = arrays[next(iter(roles.action.values()))].shape[:2]
     for name in numbers:
         if arrays[name].shape[1:] not in ((), (1,)) or arrays[name].dtype.kind not in "biuf":
-            hint = _BY_EPISODE if len(shape) == 2 and arrays[name].shape == shape else None
-            raise UsageError(f"{where}: {name} is {arrays[name]}, not one number per step", hint=hint)
+            by_episode = len(shape) == 2 and arrays[name].shape == shape
+            message = f"{where}: {name} is {arrays[name]}, not one number per step"
+            raise UsageError(message, hint=_BY_EPISODE if by_episode else None)
 
 
 # -- messages ------------------------------------------------------------------------------------------------------------
