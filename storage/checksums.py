@@ -168,14 +168,6 @@ def write_table(path: Path, cuts: Mapping[str, Sequence[Sequence[Range]]]) -> tu
     return {"size": BLOCK, "files": large}, [(len(data), crc32c(data))]
 
 
-def summed(pieces: Iterable[Any]) -> Crc32c:
-    """The checksum of bytes, one piece after the other."""
-    checksum = Crc32c()
-    for piece in pieces:
-        checksum.update(piece)
-    return checksum
-
-
 # crc(a + b) = crc(a) * x ** (8 * len(b)) + crc(b), where a checksum is a polynomial over the field of two elements modulo the
 # Castagnoli polynomial, its bits reflected: the highest bit is the coefficient of 1 (zlib's crc32_combine does the same).
 _POLYNOMIAL = 0x82F63B78
@@ -204,8 +196,8 @@ def _power(count: int) -> int:
 
 
 def crc32c(data: Any) -> str:
-    """crc32c of a buffer, as eight hex digits."""
-    return summed([data]).hexdigest()
+    """crc32c of a small buffer, as eight hex digits."""
+    return f"{google_crc32c.value(bytes(data)):08x}"
 
 
 def hash_file(path: Path, digest: Digest) -> Digest:

@@ -104,13 +104,13 @@ class DatasetPlace:
         if os.path.lexists(self.path):
             remove_tree(self.old)
 
-    def install(self) -> None:
+    def install(self, files: Collection[str] | None = None) -> None:
         """Make the finished working folder the dataset. Call with the lock held.
 
-        Files that the manifest does not list are removed, the record of the run first: after that `recover` completes the
+        Other ``files`` than those of its manifest are removed, the record of the run first: after that `recover` completes the
         installation.
         """
-        files = read_manifest(self.working).files
+        files = read_manifest(self.working).files if files is None else files
         (self.working / RUN).unlink(missing_ok=True)
         sync_folder(self.working)
         _keep_only(self.working, {FILENAME, *files})

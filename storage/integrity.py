@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
-from .checksums import BLOCK, crc32c, damaged_ranges, join_ranges, sum_pieces, sum_range, summed
+from .checksums import BLOCK, Crc32c, crc32c, damaged_ranges, join_ranges, sum_pieces, sum_range
 from .codecs import codec_of
 from .durable import is_about_reader
 from .episodes import TERMINATED, open_episodes
@@ -64,7 +64,10 @@ class CheckedBlock:
 
     def is_sound(self, pieces: Iterable[bytes]) -> bool:
         """Whether these bytes match the length and checksum of the block."""
-        return summed(pieces).range == (self.length, self.crc32c)
+        checksum = Crc32c()
+        for piece in pieces:
+            checksum.update(piece)
+        return checksum.range == (self.length, self.crc32c)
 
 
 class BlockChecksums:

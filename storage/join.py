@@ -160,7 +160,7 @@ def join(place: DatasetPlace) -> Manifest:
             raise DamagedDatasetError(message, hint="start over with --force")
     sync_files(folder, manifest.files)
     write_manifest(folder, manifest)
-    place.install()
+    place.install(manifest.files)
     return manifest
 
 

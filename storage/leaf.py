@@ -57,7 +57,7 @@ class Leaf:
             raise SchemaError(f"leaf {self.name}: kind {self.kind!r} is neither 'step' nor 'state'")
         if self.dtype not in DTYPES:
             raise SchemaError(f"leaf {self.name}: dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if any(size < 1 for size in self.shape):
+        if min(self.shape, default=1) < 1:
             raise SchemaError(f"leaf {self.name}: shape {self.shape} has an empty dimension")
         if self.kind == "state" and self.key[0] == "next":
             raise SchemaError(f"leaf {self.name}: a state leaf is named by its root key, it gives next/ as well")

@@ -118,18 +118,23 @@ def clean_keys(names: Iterable[str]) -> dict[str, str]:
     return mapping
 
 
+_TED_FLAGS = (
+    *(Leaf(flag, "step", "bool", (1,), constant=False) for flag in FLAGS),
+    Leaf("next/reward", "step", "float32", (1,)),
+    *(Leaf("next/" + flag, "step", "bool", (1,)) for flag in FLAGS),
+)
+
+
 def ted_flags() -> tuple[Leaf, ...]:
     """The flags and the reward of TED: root flags (state at t, all false) and those under ``next``."""
-    roots = tuple(Leaf(flag, "step", "bool", (1,), constant=False) for flag in FLAGS)
-    results = tuple(Leaf("next/" + flag, "step", "bool", (1,)) for flag in FLAGS)
-    return (*roots, Leaf("next/reward", "step", "float32", (1,)), *results)
+    return _TED_FLAGS
 
 
 def check_ted(schema: Schema) -> None:
     """Raise SchemaError unless the flags and the reward are those of TED, and some leaf is not constant."""
     if all(leaf.constant is not None for leaf in schema):
         raise SchemaError("every leaf is constant: nothing shows how many steps there are")
-    for flag in ted_flags():
+    for flag in _TED_FLAGS:
         leaf = schema.get(flag.name)
         if leaf is None or (leaf.kind, leaf.dtype, leaf.shape) != (flag.kind, flag.dtype, flag.shape):
             raise SchemaError(f"{flag.name} is missing, or not {flag.dtype} [1]")
