@@ -36,37 +36,29 @@ if TYPE_CHECKING:
     from .source import Source, files_below, first_found, only_object
 
 _HOMES = {
-    "...storage.checksums": ("hash_file",),
-    "...storage.episodes": ("CUT", "TERMINATED", "TRUNCATED", "EpisodeTable"),
-    "..fetch": ("Location", "RemoteObject"),
-    "..ingest.episode_files": (
-        "Episode",
-        "EpisodeFiles",
-        "EpisodeReader",
-        "FileGroup",
-        "RawInput",
-        "file_groups",
-        "group_files",
-    ),
-    "..ingest.reader": ("Reader",),
-    "..ingest.records": ("ConvertOptions", "PartSpec", "RawObject", "count_notes", "name_left_out"),
-    "..ingest.counted_stream": ("CountedStream",),
-    "..ingest.block": ("END_CUT", "END_TERMINATED", "END_TRUNCATED", "Block", "LazyRows"),
-    "..ingest.whole_file": ("WholeFileReader",),
-    "..ingest.unit": ("LEAD", "Facts", "Part", "Unit"),
-    "..ingest.trajectories": ("Column", "count_outcomes", "resolve_transitions", "to_rewards"),
-    ".catalogue_entry": ("CatalogueEntry", "Place", "RemoteDataset"),
-    ".options": ("SourceOption",),
-    ".source": ("Source", "files_below", "first_found", "only_object"),
+    "...storage.checksums": "hash_file",
+    "...storage.episodes": "CUT TERMINATED TRUNCATED EpisodeTable",
+    "..fetch": "Location RemoteObject",
+    "..ingest.block": "END_CUT END_TERMINATED END_TRUNCATED Block LazyRows",
+    "..ingest.counted_stream": "CountedStream",
+    "..ingest.episode_files": "Episode EpisodeFiles EpisodeReader FileGroup RawInput file_groups group_files",
+    "..ingest.reader": "Reader",
+    "..ingest.records": "ConvertOptions PartSpec RawObject count_notes name_left_out",
+    "..ingest.trajectories": "Column count_outcomes resolve_transitions to_rewards",
+    "..ingest.unit": "LEAD Facts Part Unit",
+    "..ingest.whole_file": "WholeFileReader",
+    ".catalogue_entry": "CatalogueEntry Place RemoteDataset",
+    ".options": "SourceOption",
+    ".source": "Source files_below first_found only_object",
 }
 
 
 def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             return getattr(import_module(module, __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(name for names in _HOMES.values() for name in names)
+    return sorted(name for names in _HOMES.values() for name in names.split())

@@ -139,8 +139,7 @@ class _SharedOptions(TypedDict, total=False):
     ]
     one_hot: Annotated[bool | None, _Of("openml", "one-hot encode nominal columns")]
     standardize: Annotated[
-        Literal["none", "numeric", "all"] | None,
-        _Of("openml", "scale columns to mean 0, standard deviation 1 (none)"),
+        Literal["none", "numeric", "all"] | None, _Of("openml", "scale columns to mean 0, standard deviation 1 (none)")
     ]
     accept_changed: Annotated[
         bool | None, _Of("d4rl openml", "accept a file whose checksum has changed", default=False)
@@ -178,11 +177,7 @@ class _SharedOptions(TypedDict, total=False):
     ]
     leave_out: Annotated[
         str | None,
-        _Of(
-            "rlds",
-            "features not to store, separated by commas, such as observation/depth,info",
-            metavar="NAMES",
-        ),
+        _Of("rlds", "features not to store, separated by commas, such as observation/depth,info", metavar="NAMES"),
         _Of(
             "arrays",
             "arrays not to read, separated by commas: names, groups, patterns with *",

@@ -37,7 +37,7 @@ class Source:
     """One provider.
 
     A derived class sets ``name`` (that of its entry point) and ``home``, and defines `find`; all else has a default. It is
-    imported for `rbdata list` and `rbdata download --help`, so jobs and heavy packages are imported in `find`.
+    imported for `rbdata list` and `rbdata download --help`, so readers and heavy packages are imported in `find`.
     """
 
     name: str
@@ -201,7 +201,7 @@ class Source:
         return [option for option in self.options if command in option.commands and not makes]
 
     def open(self, name: str, location: Location, options: ConvertOptions) -> Reader:
-        """`find` with checked options: the job for a dataset at a place."""
+        """`find` with checked options: the reader of a dataset at a place."""
         return self.find(name, location, self.check(options, "download"))
 
     def open_folder(self, location: Location, options: ConvertOptions) -> Reader:

@@ -202,7 +202,7 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     """The DQN Replay dataset of a game and run, such as ``"Pong/5"``; see docs/sources/atari.md.
 
     A batch has ``observation`` and ``("next", "observation")`` (uint8 ``[84, 84]``), ``action``, reward and flags under
-    ``next``, and ``metadata``: a dictionary with ``dataset_id``. After a termination the next observation is zeros.
+    ``next``. After a termination the next observation is zeros.
 
     - ``num_slices`` or ``slice_len``: slices of consecutive steps, ``strict_len`` (``strict_length``) and ``replacement`` as in
       `rbdata.load`.
@@ -213,9 +213,6 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     """
 
     source = "atari"
-
-    #: For a first try: only the shards (checkpoints) below this number are downloaded.
-    _max_runs: int | None = None
 
     def __init__(
         self,
@@ -228,8 +225,6 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
         mp_start_method: str = "fork",
         **options: Any,
     ) -> None:
-        if self._max_runs is not None:
-            options.setdefault("shards", range(self._max_runs))
         strict_length = strict_len and strict_length
         super().__init__(dataset_id, batch_size, procs=num_procs or None, strict_length=strict_length, **options)
 
@@ -237,17 +232,6 @@ class AtariDQNExperienceReplay(SourceExperienceReplay):
     def dataset_path(self) -> Any:
         """The folder of the dataset."""
         return self.data_path
-
-    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
-        found = super().sample(batch_size, return_info, include_info)
-        return (self._with_metadata(found[0]), found[1]) if return_info else self._with_metadata(found)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._with_metadata(super().__getitem__(index))
-
-    def _with_metadata(self, data: Any) -> Any:
-        set_non_tensor = getattr(data, "set_non_tensor", None)
-        return data if set_non_tensor is None else set_non_tensor("metadata", {"dataset_id": self.dataset_id})
 
 
 class D4RLExperienceReplay(SourceExperienceReplay):

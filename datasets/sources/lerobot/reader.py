@@ -38,29 +38,27 @@ _RULES = ("next.reward", "next.done", "next.success", "next.terminated", "next.t
 #: The share of their size that frames of videos take after lossless compression: from 0.15 to 0.9.
 _RATIO = 0.4
 
-#: The notes for counts.
-_SENTENCES = {
-    "steps_without_reward": "The data state no rewards: those of {n:step} are 0.",
-    "done_without_success": (
-        "{n:episode is|episodes are} done without success and taken as terminated. It may have been a time "
-        "limit: lerobot's "
-        "next.done is set for both."
-    ),
-    "repeated_rows": "The last row of {n:episode} repeats the one before with the final observation: it is not a step.",
-    "inner_dones": "next.done is set in {n:row} before the last of an episode, which goes on there.",
-    "late_rows": (
-        "{n:row has|rows have} a timestamp more than half a frame from the place in order: frames go by place."
-    ),
-    "spare_frames": "{n:frame} behind the last row of an episode left out.",
-}
-
 
 class LerobotReader(EpisodeFiles):
     """The chosen episodes, in order of their number; a unit is about a video file of the first camera."""
 
     source, converter = "lerobot", "lerobot 1"
     citation = "Remi Cadene et al. LeRobot: State-of-the-art Machine Learning for Real-World Robotics in Pytorch. 2024."
-    sentences = _SENTENCES
+    sentences: Mapping[str, str] = {
+        "steps_without_reward": "The data state no rewards: those of {n:step} are 0.",
+        "done_without_success": (
+            "{n:episode is|episodes are} done without success and taken as terminated. It may have been a time limit: "
+            "lerobot's next.done is set for both."
+        ),
+        "repeated_rows": (
+            "The last row of {n:episode} repeats the one before with the final observation: it is not a step."
+        ),
+        "inner_dones": "next.done is set in {n:row} before the last of an episode, which goes on there.",
+        "late_rows": (
+            "{n:row has|rows have} a timestamp more than half a frame from the place in order: frames go by place."
+        ),
+        "spare_frames": "{n:frame} behind the last row of an episode left out.",
+    }
 
     def __init__(self, name: str | None, folder: str, location: Location, options: ConvertOptions) -> None:
         self._inside, self._prefix, self.location = folder, f"{name}/" if name else "", location.pinned()
@@ -68,9 +66,8 @@ class LerobotReader(EpisodeFiles):
         extra, raw = options.extra, self._raw(INFO)
         self.info = Info.parse(self.read_description(raw, _LARGEST_INFO), raw.item.url)
         self.size = parse_size(extra["size"])
-        self.leaves, self.left_out = _leaves(
-            self.info, _chosen_cameras(self.info, extra["cameras"]), self._stated_keys()
-        )
+        cameras = _chosen_cameras(self.info, extra["cameras"])
+        self.leaves, self.left_out = _leaves(self.info, cameras, self._stated_keys())
         videos = [feature.name for feature in self.leaves.values() if feature.dtype == "video"]
         if videos:
             require_av(f"{self.info.where}: {videos[0]}")
@@ -78,10 +75,9 @@ class LerobotReader(EpisodeFiles):
         self.listed = _chosen_episodes(self.info, listed, extra["episodes"])
         names = frozenset(feature.name for feature in self.info.features)
         texts = self.tasks.values() if "task_index" in names and extra["text"] == "bytes" else ()
-        width = max((len(text.encode()) for text in texts), default=0)
+        self._text_width = width = max((len(text.encode()) for text in texts), default=0)
         if width > _LONGEST_TASK:
             raise UsageError(f"{self.info.where}: a task has {width} bytes", hint="leave texts out: --text omit")
-        self._text_width = width
         rules = names.intersection({*_RULES, "timestamp"})
         reader = LerobotEpisodes(self.info.fps, self.leaves, rules, self.size, self.tasks, width, self._prefix)
         units = [self._unit(number, group, reader) for number, group in enumerate(self._groups())]
@@ -108,15 +104,11 @@ class LerobotReader(EpisodeFiles):
     def _stated_keys(self) -> dict[str, str]:
         """The keys by column that `rbdata export` wrote; none of other datasets, or where they are no keys."""
         try:
-            raw = self._raw(KEYS)
-        except ObjectNotFoundError:
-            return {}
-        try:
-            stated = json.loads(self.read_description(raw, _LARGEST_INFO))
+            stated = json.loads(self.read_description(self._raw(KEYS), _LARGEST_INFO))
             for key in stated.values():
                 check_key(key)
             return {str(column): key for column, key in stated.items()}
-        except (ValueError, AttributeError, TypeError, SchemaError):
+        except (ObjectNotFoundError, ValueError, AttributeError, TypeError, SchemaError):
             return {}
 
     def _raw(self, path: str) -> RawObject:
@@ -148,16 +140,15 @@ class LerobotReader(EpisodeFiles):
             rows[one.data] += one.length
         for path, count in rows.items():
             check_rows(count, self._find(path).size or 1 << 62, path)
-        groups: list[list[ListedEpisode]] = []
-        held, size, last = set[str](), 0, ""
+        groups, held, last = list[list[ListedEpisode]](), set[str](), ""
         for one in self.listed:
-            first, paths = next((span.path for span in one.videos.values()), one.data), set(_paths([one]))
-            if not groups or (first != last and size >= LEAST_UNIT):
+            first = next((span.path for span in one.videos.values()), one.data)
+            if not groups or (first != last and sum(self._find(path).size or 0 for path in held) >= LEAST_UNIT):
                 groups.append([])
-                held, size = set(), 0
+                held = set()
             groups[-1].append(one)
-            size += sum(self._find(path).size or 0 for path in paths - held)
-            held, last = held | paths, first
+            held.update(_paths([one]))
+            last = first
         return groups
 
     def _unit(self, number: int, group: Sequence[ListedEpisode], reader: LerobotEpisodes) -> FileGroup:
@@ -260,19 +251,20 @@ def _leaves(info: Info, cameras: set[str], stated: Mapping[str, str]) -> tuple[d
     keys = _keys([feature.name for feature in features], stated)
     leaves, left_out = dict[str, Feature](), dict[str, str]()
     for feature in features:
+        why = ""
         if stated and feature.name in OWN and feature.name not in stated:
-            left_out[feature.name] = "the export added it"
-            continue
-        if feature.is_camera and feature.name not in cameras:
-            left_out[feature.name] = "its camera was not asked for"
-            continue
-        try:
-            if not feature.is_camera:
+            why = "the export added it"
+        elif feature.is_camera:
+            why = "" if feature.name in cameras else "its camera was not asked for"
+        else:
+            try:
                 stored_dtype(feature.dtype, feature.name)
-        except (TypeError, UsageError):
-            left_out[feature.name] = f"its dtype is {feature.dtype[:40]}"
-            continue
-        leaves[keys[feature.name]] = feature
+            except (TypeError, UsageError):
+                why = f"its dtype is {feature.dtype[:40]}"
+        if why:
+            left_out[feature.name] = why
+        else:
+            leaves[keys[feature.name]] = feature
     return leaves, left_out
 
 

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from ....errors import CorruptSourceError, FetchError, ObjectNotFoundError
@@ -45,13 +45,12 @@ class Description:
     citation: str | None = None
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(NamedTuple):
     """One dataset of a listing; ``rows`` where OpenML has counted them."""
 
+    version: int
     id: int
     name: str
-    version: int
     rows: int | None
 
 
@@ -75,7 +74,7 @@ class Api:
         base = f"{ROOT}/list/data_name/{name.lower()}/limit/2"
         base += "" if version is None else f"/data_version/{version}"
         for path in (f"{base}/status/active" if version is None else base, f"{base}/status/deactivated"):
-            found = sorted((one.version, one.id) for one in self._list(path) if version in (None, one.version))
+            found = sorted(one[:2] for one in self._list(path) if version in (None, one.version))
             if found:
                 return found[0][1], found
         wanted = name if version is None else f"{name} in version {version}"
@@ -153,9 +152,8 @@ def listed(content: Mapping[str, Any]) -> Listed:
     """An entry of a listing from the API's JSON."""
     qualities = {entry["name"]: entry["value"] for entry in _sequence(content.get("quality") or [])}
     rows = qualities.get("NumberOfInstances")
-    return Listed(
-        int(content["did"]), str(content["name"]), int(content["version"]), int(float(rows)) if rows else None
-    )
+    rows = int(float(rows)) if rows else None
+    return Listed(int(content["version"]), int(content["did"]), str(content["name"]), rows)
 
 
 def path_of(url: str) -> str:
