@@ -15,9 +15,10 @@ https://docs.h5py.org/en/stable/high/dataset.html#lossless-compression-filters
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -224,7 +225,8 @@ class ChunkedRows:
         self._ahead = ahead if pool is not None and 0 < chunk <= _LARGEST_AHEAD else 0
         if chunk < _SMALLEST_CHUNK:
             self._pool = None
-        self._strips: dict[int, list[tuple[tuple[slice, ...], Future[np.ndarray]]]] = {}
+        #: By strip (as many rows as a chunk has): the cells of the other dimensions that each chunk holds, and what gives it.
+        self._strips: dict[int, list[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]] = {}
 
     def read(self, low: int, high: int) -> np.ndarray:
         """Rows ``low..high-1``; the caller may write to them."""
@@ -238,9 +240,8 @@ class ChunkedRows:
         for strip in range(low // size, (high - 1) // size + 1):
             first = strip * size
             begin, end = max(low, first), min(high, first + size)
-            for cells, future in self._strips[strip]:
-                target = (slice(begin - low, end - low), *cells)
-                out[target] = future.result()[begin - first : end - first]
+            for cells, unpacked in self._strips[strip]:
+                out[(slice(begin - low, end - low), *cells)] = unpacked()[begin - first : end - first]
         for strip in [strip for strip in self._strips if (strip + 1) * size <= high]:
             del self._strips[strip]
         return plain_bools(out)
@@ -257,29 +258,36 @@ class ChunkedRows:
             with damage_reported(self._name):
                 yield self.read(first, min(first + size, high))
 
-    def _chunks(self, strip: int) -> Iterator[tuple[tuple[slice, ...], Future[np.ndarray]]]:
-        """The chunks of a strip (some rows), being unpacked, with the cells of the other dimensions that each of them holds."""
+    def _chunks(self, strip: int) -> Iterator[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
+        """The chunks of a strip; with a pool they are being unpacked."""
         shape, (rows, *chunks) = self._dataset.shape[1:], self._dataset.chunks
         for corner in product(*(range(0, size, chunk) for size, chunk in zip(shape, chunks))):
             cells = tuple(slice(at, min(at + chunk, size)) for at, chunk, size in zip(corner, chunks, shape))
-            what = (strip * rows, *corner), tuple(slice(0, cell.stop - cell.start) for cell in cells)
-            if self._pool is not None:
-                yield cells, self._pool.submit(self._unpack, *what)
-            else:
-                done: Future[np.ndarray] = Future()
-                done.set_result(self._unpack(*what))
-                yield cells, done
+            inside = tuple(slice(0, cell.stop - cell.start) for cell in cells)
+            unpack = partial(self._unpack, (strip * rows, *corner), inside)
+            yield cells, cache(unpack) if self._pool is None else self._pool.submit(unpack).result
 
     def _unpack(self, offset: tuple[int, ...], inside: tuple[slice, ...]) -> np.ndarray:
+        from isal import isal_zlib
+        from isal.igzip_lib import IsalError
+
         chunks, dtype = self._dataset.chunks, self._dataset.dtype
-        where = f"{self._name}: {self._dataset.name}, the chunk at {offset}"
+        where, size = f"{self._name}: {self._dataset.name}, the chunk at {offset}", math.prod(chunks) * dtype.itemsize
         mask, data = self._dataset.id.read_direct_chunk(offset)
         applied = [filter for number, filter in enumerate(self._filters or ()) if not mask >> number & 1]
-        plain = _unpacked(data, math.prod(chunks) * dtype.itemsize, applied, where)
+        if _DEFLATE in applied:
+            stream = isal_zlib.decompressobj()
+            try:
+                data = stream.decompress(data, size + 1)
+            except IsalError as error:  # type: ignore[misc]  # its stub knows no exceptions
+                raise CorruptSourceError(f"{where} is damaged: {error}") from error
+            if len(data) == size and not stream.eof:  # its checksum is at the end
+                raise CorruptSourceError(f"{where} is cut short")
+        if len(data) != size:
+            raise CorruptSourceError(f"{where} holds {len(data)} bytes instead of {size}")
         if _SHUFFLE in applied:
-            plain = np.frombuffer(plain, np.uint8).reshape(dtype.itemsize, -1).T.tobytes()
-        cells = (slice(None), *inside)
-        return np.frombuffer(plain, dtype).reshape(chunks)[cells]
+            data = np.frombuffer(data, np.uint8).reshape(dtype.itemsize, -1).T.tobytes()
+        return np.frombuffer(data, dtype).reshape(chunks)[(slice(None), *inside)]
 
 
 def _filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
@@ -304,24 +312,6 @@ def _filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
 def _filters_of(properties: Any) -> tuple[int, ...]:
     """The filters of a dataset's creation properties, in the order they were applied."""
     return tuple(properties.get_filter(number)[0] for number in range(properties.get_nfilters()))
-
-
-def _unpacked(data: Any, size: int, filters: list[int], where: str) -> Any:
-    """The ``size`` bytes of a chunk. Raises CorruptSourceError if there are more or fewer."""
-    from isal import isal_zlib
-    from isal.igzip_lib import IsalError
-
-    if _DEFLATE in filters:
-        stream = isal_zlib.decompressobj()
-        try:
-            data = stream.decompress(data, size + 1)
-        except IsalError as error:  # type: ignore[misc]  # its stub knows no exceptions
-            raise CorruptSourceError(f"{where} is damaged: {error}") from error
-        if len(data) == size and not stream.eof:  # its checksum is at the end
-            raise CorruptSourceError(f"{where} is cut short")
-    if len(data) != size:
-        raise CorruptSourceError(f"{where} holds {len(data)} bytes instead of {size}")
-    return data
 
 
 def plain_bools(rows: np.ndarray) -> np.ndarray:

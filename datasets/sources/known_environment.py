@@ -22,7 +22,7 @@ from ...errors import MissingExtraError, RbdataError, UsageError, reason
 _PACKAGES = (
     (r"ALE/.*|.*(NoFrameskip|Deterministic)-v\d", "ale_py", "'rbdata[atari]'"),
     (
-        r"(PointMaze|AntMaze|AdroitHand|Franka|Fetch|HandManipulate|HandReach).*",
+        r"(PointMaze|AntMaze|AdroitHand|Franka|Fetch|Hand(Manipulate|Reach)).*",
         "gymnasium_robotics",
         "gymnasium-robotics",
     ),
@@ -138,14 +138,11 @@ class KnownEnvironment:
     def _check_missing(self, given: Mapping[str, Any]) -> None:
         """Raise UsageError where the recorded environment had arguments or wrappers that the file does not hold."""
         missing = (self.stated or {}).get("missing")
-        for what, hint in (
-            ("kwargs", "pass them to make_env"),
-            ("wrappers", f"make it as it was made for the recording, beginning with gymnasium.make({self.id!r})"),
-        ):
-            names = missing.get(what) if isinstance(missing, Mapping) else None
+        begin = f"make it as it was made for the recording, beginning with gymnasium.make({self.id!r})"
+        for key, word, hint in (("kwargs", "arguments", "pass them to make_env"), ("wrappers", "wrappers", begin)):
+            names = missing.get(key) if isinstance(missing, Mapping) else None
             left = [str(name) for name in names if name not in given] if isinstance(names, list) else []
             if left:
-                word = "arguments" if what == "kwargs" else what
                 message = f"{self.id} was recorded with {word} that the manifest cannot hold: {', '.join(left)[:200]}"
                 raise UsageError(message, hint=hint)
 
@@ -154,15 +151,12 @@ class KnownEnvironment:
         stated = self.stated or {}
         wrappers = [str(one.get("name")) for one in stated.get("additional_wrappers") or () if isinstance(one, Mapping)]
         odd = [name for name, value in self.arguments.items() if self.stated is not None and not _is_plain(value)]
-        for what, named in (
-            ("the module of", [self.id] if ":" in self.id else []),
-            ("wrappers:", wrappers),
-            ("arguments that could name files or modules:", odd),
-        ):
-            if named:
-                message = f"the environment of this dataset needs {what} {', '.join(named)[:200]}"
-                hint = "make_env(trust=True) imports and runs what the dataset names: only for files whose author you trust"
-                raise UsageError(message, hint=hint)
+        module = [self.id] if ":" in self.id else []
+        what = "the module of" if module else "wrappers:" if wrappers else "arguments that could name files or modules:"
+        if named := module or wrappers or odd:
+            message = f"the environment of this dataset needs {what} {', '.join(named)[:200]}"
+            hint = "make_env(trust=True) imports and runs what the dataset names: only for files whose author you trust"
+            raise UsageError(message, hint=hint)
 
     @property
     def _hint(self) -> str:
@@ -191,12 +185,7 @@ def stated_environment(record: Mapping[str, Any]) -> KnownEnvironment | None:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    if isinstance(value, Mapping):
-        return all(map(_is_plain, [*value, *value.values()]))
-    return (
-        value is None
-        or isinstance(value, (bool, int, float))
-        or bool(isinstance(value, str) and _WORD.fullmatch(value))
-    )
+    if isinstance(value, (list, tuple, Mapping)):
+        values = [*value, *value.values()] if isinstance(value, Mapping) else value
+        return all(map(_is_plain, values))
+    return bool(_WORD.fullmatch(value)) if isinstance(value, str) else isinstance(value, (bool, int, float, type(None)))

@@ -55,6 +55,8 @@ class Source:
     reads_any: bool = False
     #: Whether its datasets state reference scores of their own, unknown before they are downloaded.
     scores_in_datasets: bool = False
+    #: Where the provider's own package keeps the files on a machine, if it does: that is a mirror.
+    own_cache: str = ""
     #: The file beside the module with what is known of the datasets before a download.
     catalogue_name: str = "catalogue.json"
 
@@ -140,7 +142,10 @@ class Source:
 
     def where_else(self, name: str) -> str | None:
         """A hint for when none of `places` gives a dataset; None for a source with one place, whose own errors say enough."""
-        return None
+        if not self.own_cache:
+            return None
+        option = f"--mirror (or RBDATA_{self.name.upper()}_MIRROR)"
+        return f"name a folder or server that has its files with {option}, such as the provider's own cache: {self.own_cache}"
 
     def reference_scores(self, record: Mapping[str, Any]) -> ReferenceScores | None:
         """The returns that normalised scores call 0 and 100, by the ``source`` record of a manifest; None without any.

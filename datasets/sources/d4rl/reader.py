@@ -130,9 +130,9 @@ class D4rlReader(WholeFileReader):
             transitions = resolve_transitions(ends, terminals, by_clock, **how)
             if not transitions.steps:
                 raise CorruptSourceError(f"{name} holds no step whose successor is known")
-            jump, shape = self.family.jump, contents.columns["observations"].shape
-            is_position = jump is not None and len(shape) == 1 and shape[0] >= 2
-            jumps = count_jumps(file, name, transitions.end, jump) if is_position else 0
+            jump, jumps, shape = self.family.jump, 0, contents.columns["observations"].shape
+            if jump is not None and len(shape) == 1 and shape[0] >= 2:
+                jumps = count_jumps(file, name, transitions.end, jump)
         transitions.counts |= {"position_jumps": jumps, "longest_trajectory": longest(transitions.end)}
         return Found(contents, by, transitions)
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....errors import ObjectNotFoundError
 from ....storage.reference_scores import ReferenceScores
 from ...fetch import Location
 from ...ingest.reader import Reader
@@ -20,11 +19,10 @@ from ...ingest.records import ConvertOptions
 from ..catalogue_entry import CatalogueEntry
 from ..known_environment import KnownEnvironment
 from ..options import declared
-from ..source import Source, first_found, only_file
+from ..source import Source, first_found, only_file, only_object
 from .registry import FLAT_COPY, HOME, registry
 
 _NEEDED, _MORE = ("observations", "actions", "rewards", "terminals"), ("timeouts", "next_observations")
-ENDS = ("auto", "timeouts", "terminals", "both", "horizon")
 
 
 #: By the first word of a dataset's name. D4RL used Gym's MuJoCo -v2 and mj_envs, which have the same observations.
@@ -48,6 +46,7 @@ class D4rlSource(Source):
     name = "d4rl"
     home = HOME
     copy = FLAT_COPY
+    own_cache = "~/.d4rl/datasets"
     options = declared("d4rl")
 
     def catalogue(self) -> Sequence[CatalogueEntry]:
@@ -83,12 +82,6 @@ class D4rlSource(Source):
         entry = next(entry for entry in super().catalogue() if entry.name == name)
         return [urls[place.url] for place in entry.places]
 
-    def where_else(self, name: str) -> str:
-        return (
-            "name a folder or server that has the file with --mirror (or RBDATA_D4RL_MIRROR), such as D4RL's own cache: "
-            "--mirror ~/.d4rl/datasets"
-        )
-
     def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Finds the file: where the site has it, one level up or down from there, or flat by its base name.
 
@@ -120,15 +113,11 @@ class D4rlSource(Source):
         """A folder with one HDF5 file, or with that of ``dataset``."""
         from .reader import D4rlReader
 
-        files = [item for item in location.list("") if item.name.endswith((".hdf5", ".h5"))]
         wanted = self.asked_dataset(options)
         entry = registry()[wanted] if wanted else None
-        if entry is not None:
-            files = [item for item in files if item.name == entry.file] or (files if len(files) == 1 else [])
-        if len(files) != 1:
-            message = f"{location.url} holds {len(files)} HDF5 files, not one"
-            raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one file")
+        named = [item for item in location.list() if entry and item.name == entry.file]
+        item = named[0] if named else only_object(location, "HDF5", ".hdf5", ".h5")
         if entry is None:  # ids may share a file
-            same = [one for one in registry().values() if one.file == files[0].name]
+            same = [one for one in registry().values() if one.file == item.name]
             entry = same[0] if len(same) == 1 else None
-        return D4rlReader(entry, location, files[0], options, published=False)
+        return D4rlReader(entry, location, item, options, published=False)

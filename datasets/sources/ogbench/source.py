@@ -101,6 +101,7 @@ class OgbenchSource(Source):
     name = "ogbench"
     home = HOME
     copy = COPY
+    own_cache = "~/.ogbench/data"
     options = declared("ogbench")
     supports = frozenset({"parts", "codec", "layout"})
 
@@ -129,12 +130,6 @@ class OgbenchSource(Source):
         """The entry of a set, without its task."""
         wanted = (known := parse(name)) and str(replace(known, task=None))
         return next((entry for entry in self.catalogue() if entry.name == wanted), None)
-
-    def where_else(self, name: str) -> str:
-        return (
-            "name a folder or server that has the files with --mirror (or RBDATA_OGBENCH_MIRROR), such as OGBench's own "
-            "cache: --mirror ~/.ogbench/data"
-        )
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """Finds the files. Raises FetchErrors, UsageError."""
