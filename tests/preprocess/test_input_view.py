@@ -41,11 +41,15 @@ def test_an_input_that_is_replaced(tmp_path, procs):
 
 
 class TestWindows:
-    @pytest.mark.parametrize("layout", ["flat", "zstd"])
     @pytest.mark.parametrize(
-        "windows", [{"frame_stack": 3}, {"n_step": 4, "gamma": 0.9}, {"frame_stack": 2, "n_step": 3, "gamma": 0.5}]
+        ("layout", "windows", "per"),
+        [
+            ("zstd", {"frame_stack": 3}, "batch"),
+            ("flat", {"n_step": 4, "gamma": 0.9}, "episode"),
+            ("zstd", {"frame_stack": 2, "n_step": 3, "gamma": 0.5}, "episode"),
+            ("flat", {"frame_stack": 2, "n_step": 3, "gamma": 0.5}, "batch"),
+        ],
     )
-    @pytest.mark.parametrize("per", ["batch", "episode"])
     def test_as_a_sampler_gives_them(self, inputs, layout, windows, per):
         from rbdata.preprocess.request import ReadOptions
 
