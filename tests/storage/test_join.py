@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from rbdata.storage.integrity import verify
 from rbdata.storage.join import _join_file
 from rbdata.storage.leaf import Leaf
 from rbdata.storage.manifest import FILENAME, read_manifest
+from rbdata.storage.work import JOIN
 from storage_tools import LAYOUTS, Recipe, Stopped, columns, contents, make_episodes, names, write_dataset
 
 LENGTHS = [0, 1, CELL - 1, CELL, CELL + 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + CELL // 3, 3 * BLOCK + 5]
@@ -236,6 +239,44 @@ def test_everything_is_synced_before_the_folder_is_the_dataset(layout, tmp_path,
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(DatasetPlace, "install", check)
     write_dataset(tmp_path, EPISODES, layout, parts=2)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[1:])
+def test_a_power_cut_loses_no_rows(layout, tmp_path, monkeypatch):
+    """Rows of parts are synced before the join relies on them, and joined rows before their parts are removed."""
+    synced: set[int] = set()
+    targets: dict[Path, int] = {}
+    fsync, write, copy, unlink = os.fsync, joining.write_atomically, joining._copy_range, Path.unlink
+    begun, removed = [], []
+
+    def note(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def writing(path: Path, data: bytes) -> None:
+        if path.name == JOIN:
+            parts = [path.parent / name for some in json.loads(data).values() for name, _, length in some if length]
+            begun.extend(parts)
+            assert {one.stat().st_ino for part in parts for one in (part, part.parent)} <= synced
+        write(path, data)
+
+    def copying(path: Path, offset: int, length: int, file: BinaryIO) -> None:
+        targets[path] = os.fstat(file.fileno()).st_ino
+        synced.discard(targets[path])
+        copy(path, offset, length, file)
+
+    def unlinking(path: Path, missing_ok: bool = False) -> None:
+        if path in targets:
+            assert targets[path] in synced
+            removed.append(path)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(joining, "write_atomically", writing)
+    monkeypatch.setattr(joining, "_copy_range", copying)
+    monkeypatch.setattr(Path, "unlink", unlinking)
+    write_dataset(tmp_path, EPISODES, layout, parts=3)
+    assert begun and removed
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
