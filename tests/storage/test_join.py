@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -231,10 +232,11 @@ def test_everything_is_synced_before_the_folder_is_the_dataset(layout, tmp_path,
         synced.add(os.fstat(descriptor).st_ino)
         fsync(descriptor)
 
-    def check(place: DatasetPlace) -> None:
-        files = [place.working / path for path in (FILENAME, *read_manifest(place.working).files)]
+    def check(place: DatasetPlace, names: Iterable[str]) -> None:
+        files = [place.working / path for path in (FILENAME, *names)]
+        assert set(names) == read_manifest(place.working).files.keys()
         assert {path.stat().st_ino for path in (*files, *(path.parent for path in files))} <= synced
-        install(place)
+        install(place, names)
 
     monkeypatch.setattr(os, "fsync", note)
     monkeypatch.setattr(DatasetPlace, "install", check)
