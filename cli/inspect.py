@@ -70,7 +70,7 @@ def run(
     card: Annotated[
         Path | None, Option(metavar="FILE", help="Write a README for a Hugging Face repository: README.md.")
     ] = None,
-    force: Annotated[bool, Option("--force", help="Replace files that rbdata did not write, too.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace files that are there.")] = False,
     cache_dir: CacheDir = None,
     cache_limit: CacheLimit = None,
     root: Root = None,

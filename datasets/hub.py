@@ -32,8 +32,7 @@ from ..storage.manifest import FILENAME, LARGEST_MANIFEST, read_manifest
 from ..storage.snapshot import state_of
 from . import local, mirrors
 from .card.overview import overview
-from .card.target import MARK
-from .card.writers import hub_licence, make_readme
+from .card.writers import MARK, hub_licence, make_readme
 from .fetch import FetchOptions, RemoteObject, read_all
 from .fetch.hugging_face import HubLocation, endpoint, read_token
 from .fetch.location import is_hub_dataset

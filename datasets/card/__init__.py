@@ -1,5 +1,5 @@
 """Pictures and cards that show what is in a dataset.
 
 `overview` computes the numbers and facts that all of them show. `figure` (extra ``plot``) draws the charts, `frames` makes
-sheets, `writers` the cards (HTML, README, Croissant). `target` checks the files to be written, which `files` writes.
+sheets, `writers` the cards (HTML, README, Croissant). `files` checks and writes the files.
 """

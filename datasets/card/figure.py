@@ -15,13 +15,12 @@ from ...errors import MissingExtraError, printable
 from ...storage.amounts import count, exact_percent, plural
 from ...storage.episodes import EpisodeTable
 from .overview import Distribution, Histogram, Overview, return_series
-from .target import MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The suffixes of figures; these formats carry the mark of rbdata.
+#: The suffixes of figures.
 SUFFIXES = (".png", ".pdf", ".svg")
 
 _BLUE, _ORANGE, _DARK, _GREY, _LINE = "#2f6db3", "#d4691e", "#222222", "#6b6b6b", "#b0b0b0"
@@ -84,10 +83,9 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
     from matplotlib import rc_context
 
     kind = suffix.lower().removeprefix(".")
-    entry = "Software" if kind == "png" else "Creator"
     with warnings.catch_warnings(), rc_context({"svg.fonttype": "none"}), BytesIO() as file:
         warnings.simplefilter("ignore")  # characters that the font lacks
-        figure.savefig(file, format=kind, metadata={entry: MARK})
+        figure.savefig(file, format=kind)
         return file.getvalue()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ...errors import UsageError
+from ...errors import DatasetExistsError, UsageError
 from ...storage.durable import write_atomically
 from ...storage.episodes import EpisodeTable
-from ...storage.manifest import Manifest
+from ...storage.manifest import FILENAME, Manifest
 from . import figure, frames, writers
 from .overview import Overview
-from .target import check_outside, check_target
 
 
 def write_cards(
@@ -46,10 +45,35 @@ def write_cards(
     seen: set[Path] = set()
     for name, target in targets.items():
         check_outside(target, folder, manifest)
-        # Users edit metadata and READMEs: they are replaced only with ``force``.
-        check_target(target, makers[name][0], force=force, edited=name in ("croissant", "card"))
+        check_target(target, makers[name][0], force=force)
         if target.resolve() in seen:
             raise UsageError(f"{target} is named for two of the files", hint="choose another path for one of them")
         seen.add(target.resolve())
     for name, target in targets.items():
         write_atomically(target, makers[name][1](target.suffix))
+
+
+def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False) -> None:
+    """Raise UsageError unless the folder of a file exists and its name ends in one of ``suffixes``.
+
+    Without ``force``, raises DatasetExistsError for an existing file.
+    """
+    if target.suffix.lower() not in suffixes:
+        *others, last = suffixes
+        ends = f"{', '.join(others)} or {last}" if others else last
+        hint = f"choose a name that ends in {ends}, such as {target.stem or 'card'}{suffixes[0]}"
+        what = f"{target.suffix} files are not written here" if target.suffix else "the name has no suffix"
+        raise UsageError(f"{target}: {what}", hint=hint)
+    if not target.parent.is_dir():
+        raise UsageError(f"no such folder: {target.parent}", hint="create it, or choose another path")
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target} is not a file", hint="choose another path")
+    if target.is_file() and not force:
+        raise DatasetExistsError(f"{target} already exists", hint="choose another path, or replace it with --force")
+
+
+def check_outside(target: Path, folder: Path, manifest: Manifest) -> None:
+    """Raise UsageError if the target is one of the files of the dataset in ``folder``."""
+    files = {(folder / name).resolve() for name in (FILENAME, *manifest.files)}
+    if target.resolve() in files:
+        raise UsageError(f"{target} is a file of the dataset itself", hint="choose another path")

@@ -17,7 +17,6 @@ from ...errors import UsageError
 from ...storage import amounts
 from ...storage.episodes import OUTCOMES
 from ...storage.leaf import Leaf
-from .target import MARK
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -200,16 +199,12 @@ def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
 
 
 def encode_image(image: Image, suffix: str) -> bytes:
-    """The sheet in the format of a file's suffix, with the mark of rbdata."""
-    from PIL.PngImagePlugin import PngInfo
-
+    """The sheet in the format of a file's suffix."""
     with BytesIO() as file:
         if suffix.lower() == ".png":
-            info = PngInfo()
-            info.add_text("Software", MARK)
-            image.save(file, "PNG", optimize=True, pnginfo=info)
+            image.save(file, "PNG", optimize=True)
         else:
-            image.save(file, "JPEG", quality=92, comment=MARK.encode())
+            image.save(file, "JPEG", quality=92)
         return file.getvalue()
 
 
@@ -222,7 +217,7 @@ _RATE = 30
 
 
 def encode_video(dataset: Dataset, episodes: Sequence[int] = ()) -> bytes:
-    """Every step of the chosen episodes (default: the first), one after the other, as an MP4 file with the mark of rbdata.
+    """Every step of the chosen episodes (default: the first), one after the other, as an MP4 file.
 
     Raises UsageError for a dataset without frames and unknown episodes, MissingExtraError without PyAV.
     """
@@ -239,7 +234,7 @@ def encode_video(dataset: Dataset, episodes: Sequence[int] = ()) -> bytes:
     first = next(pictures)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "video.mp4"
-        writer = VideoWriter(path, first.height, first.width, _RATE, comment=MARK)
+        writer = VideoWriter(path, first.height, first.width, _RATE)
         try:
             for image in chain([first], pictures):
                 writer.write(np.asarray(image.convert("RGB"))[None])

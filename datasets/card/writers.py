@@ -28,7 +28,9 @@ from ...storage.leaf import Leaf
 from ...storage.manifest import FILENAME, Manifest
 from .figure import draw_figure, render_figure
 from .overview import Facts, Overview, how_to_load, no_source, state_facts, state_lineage, state_origin, state_tensors
-from .target import MARK
+
+#: What every page of rbdata says; a README that does not is a user's own, and stays (`datasets.hub`).
+MARK = "written by rbdata"
 
 
 def _escape(text: str) -> str:

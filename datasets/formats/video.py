@@ -237,18 +237,16 @@ class OutputFile(io.FileIO):
 class VideoWriter:
     """Writes frames of ``height`` x ``width``, ``fps`` a second, to a new file. Needs PyAV (`require_av`).
 
-    ``frames`` and ``bytes`` count what was written; the encoder holds some frames more. ``comment`` goes into the metadata.
+    ``frames`` and ``bytes`` count what was written; the encoder holds some frames more.
     """
 
-    def __init__(self, path: Path, height: int, width: int, fps: float, comment: str = "") -> None:
+    def __init__(self, path: Path, height: int, width: int, fps: float) -> None:
         import av
 
         self.frames = self.bytes = 0
         #: PyAV gets an open file, whose errors name what is wrong: FFmpeg does not distinguish a full disk from other faults.
         self._file = OutputFile(path)
         self._container: Any = av.open(self._file, "w", format="mp4")
-        if comment:
-            self._container.metadata["comment"] = comment
         rate = Fraction(fps).limit_denominator(1001)
         self._stream: Any = self._container.add_stream(_ENCODER, rate=rate, options=_OPTIONS)
         self._stream.height, self._stream.width = height, width

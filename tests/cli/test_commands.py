@@ -568,8 +568,8 @@ class TestInspect:
         assert call(*words, "--croissant", croissant, "--card", readme)[0] == 0
         assert "atari/Pong/5" in page.read_text() and readme.read_text().startswith("---")
         assert json.loads(croissant.read_text())["name"] == "atari/Pong/5"
-        assert call(*words)[0] == 0
-        code, _, notes = call(*words, "--card", readme)
+        assert call(*words, "--force")[0] == 0
+        code, _, notes = call(*words)
         assert (code, "--force" in notes) == (1, True)
 
     @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rbdata.datasets.card.overview import describe_episodes, overview
-from rbdata.datasets.card.target import MARK
-from rbdata.datasets.card.writers import hub_licence, make_croissant, make_html, make_readme
+from rbdata.datasets.card.writers import MARK, hub_licence, make_croissant, make_html, make_readme
 from rbdata.errors import MissingExtraError
 from rbdata.storage.episodes import EpisodeTable, open_episodes
 from rbdata.storage.leaf import Leaf
