@@ -196,7 +196,7 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
 
 
 def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = False) -> Report:
-    """Check a dataset against its checksums and the rules of TED: ``report.ok``, ``report.problems``.
+    """Check a dataset against its checksums: ``report.ok``, ``report.problems``.
 
     ``quick`` compares only the sizes of files. For a dataset at a URL, all files are read and compared with its manifest;
     nothing is cached. Raises as `storage.integrity.verify` for a folder that cannot be checked, and as `open_dataset`.

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from .datasets.audit.run import audit_datasets
 from .datasets.fetch import open_location
 from .datasets.ingest.pipeline import run
 from .datasets.ingest.reader import Reader
@@ -127,9 +128,10 @@ class SourceTests:
         assert all(self.source.knows(entry.removeprefix(f"{self.source.name}/")) for entry in entries)
 
     def test_values(self, raw: Path, made: Path) -> None:
-        """`check_values`, and what must hold in every dataset: checksums, flags, returns, successors."""
-        report = verify(made)
+        """`check_values`, and what must hold in every dataset: checksums; flags, returns and successors (`rbdata audit`)."""
+        report, audit = verify(made), audit_datasets([Dataset(made)])
         assert report.ok, report
+        assert not [finding for finding in audit.findings if finding.severity == "error"], audit.findings
         self.check_values(Dataset(made), raw)
 
     def test_raw_files_stay_as_they_are(self, raw: Path, tmp_path: Path) -> None:

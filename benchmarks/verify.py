@@ -4,8 +4,8 @@
     python benchmarks/verify.py --codec raw --frames 200000
 
 The dataset is made of a few thousand different frames that repeat: checksums do not care. The floor reads each file from its
-beginning to its end, a block at a time, on one thread and on all processors; ``verify`` also joins checksums and checks the
-rules of TED. Files are in the page cache, where disks count least; ``--cold`` asks the kernel to drop them before each run.
+beginning to its end, a block at a time, on one thread and on all processors; ``verify`` also compares checksums.
+Files are in the page cache, where disks count least; ``--cold`` asks the kernel to drop them before each run.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ def run(
 ) -> int:
     """Check datasets against their checksums.
 
-    Reads every byte of every file, then checks the rules of TED: an episode ends with done, done is terminated or
-    truncated, and so on. A repaired dataset has the same bytes as before it was damaged. From a mirror with a converted
-    copy, only the damaged ranges of files are fetched; otherwise the shards or raw files that they were made from.
+    Reads every byte of every file; whether the values make sense is a question to `rbdata audit`. A repaired dataset
+    has the same bytes as before it was damaged. From a mirror with a converted copy, only the damaged ranges of files
+    are fetched; otherwise the shards or raw files that they were made from.
     """
     from ..datasets.fetch.location import is_remote, without_login
     from ..datasets.local import expand, full_id
@@ -114,7 +114,7 @@ def _check(record: dict[str, Any], given: str, root: Path | None, quick: bool) -
     dataset, began = record["id"], time.monotonic()
     path = dataset if is_remote(dataset) else str(find(given, root))
     try:
-        with byte_progress(f"verifying {dataset}", then="checking the episodes") as on_progress:
+        with byte_progress(f"verifying {dataset}", then="finishing") as on_progress:
             report = verify(given, root=root, quick=quick, on_progress=on_progress)
     except DamagedDatasetError as error:
         record |= {"result": "damaged", "problems": [{"path": "rbdata.json", "what": error.message}]}

@@ -66,9 +66,6 @@ def repair(
     """
     folder, fetch, listener = folder.resolve(), fetch or FetchOptions(), listener or Listener()
     manifest = read_manifest(folder)
-    if any(not problem.path for problem in problems):
-        what = "; ".join(problem.what for problem in problems)
-        raise DamagedDatasetError(f"{manifest.id} matches its manifest, but violates the rules of TED: {what}")
     place = DatasetPlace.of_folder(folder, manifest.id)
     if manifest.blocks and all(problem.path == BLOCK_TABLE for problem in problems):
         listener.on_stage("summing the blocks of files")

@@ -6,13 +6,10 @@ shorter) of the files that ``blocks`` of the manifest names, in that order, from
 block, a repair and a partial copy can verify what they have without the rest of the file. The manifest covers the table itself.
 The blocks of a file that is not in the table are its ranges: `BlockChecksums` has the blocks of all files.
 
-    verify              a whole dataset: sizes, checksums of every block, invariants of TED
+    verify              a whole dataset: sizes, and checksums of every block
     find_damage         one file
 
-TED is the TorchRL Episode Data format (https://docs.pytorch.org/rl/stable/reference/data.html): a flat, time-ordered
-TensorDict. Its root holds what is known at time t (observation, action, done, terminated, truncated), its ``next`` the result
-of the action (observation, reward, done, terminated, truncated). ``done = terminated | truncated``; flags are bool
-``[..., 1]``, rewards float32 ``[..., 1]``.
+Whether the values make sense is the question of `datasets.audit`.
 """
 
 from __future__ import annotations
@@ -24,15 +21,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DamagedDatasetError, DatasetBusyError, RbdataError
+from ..errors import DamagedDatasetError, DatasetBusyError
 from .checksums import BLOCK, Crc32c, crc32c, damaged_ranges, join_ranges, sum_pieces, sum_range
 from .codecs import codec_of
 from .durable import is_about_reader
-from .episodes import TERMINATED, open_episodes
 from .leaf import Leaf
 from .manifest import BLOCK_TABLE, Manifest, Problem, check_size, check_sizes
 from .memory_map import map_array, read_file, verify_hint
-from .schema import FLAGS
 from .snapshot import read_snapshot, state_of
 from .threads import map_in_threads
 
@@ -154,7 +149,6 @@ def verify(
     folder: Path,
     *,
     quick: bool = False,
-    invariants: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Check a dataset folder; ``quick`` compares only sizes. Works without torch, and uses all processors.
@@ -164,13 +158,13 @@ def verify(
     if this process lacks the rights, memory or descriptors to read; everything else is in the report.
     """
     before = state_of(folder)
-    report = _verify(folder, quick, invariants, on_progress)
+    report = _verify(folder, quick, on_progress)
     if report.ok or state_of(folder) == before:
         return report
     raise DatasetBusyError(f"{folder} was replaced or deleted while it was verified", hint="verify it again")
 
 
-def _verify(folder: Path, quick: bool, invariants: bool, on_progress: Callable[[int, int], None] | None) -> Report:
+def _verify(folder: Path, quick: bool, on_progress: Callable[[int, int], None] | None) -> Report:
     manifest, problems = read_snapshot(folder, lambda manifest: (manifest, check_sizes(folder, manifest)))
     report = Report(files=len(manifest.files), problems=problems)
     if quick:
@@ -178,11 +172,6 @@ def _verify(folder: Path, quick: bool, invariants: bool, on_progress: Callable[[
     paths = sorted(manifest.files.keys() - {problem.path for problem in problems})
     _check_contents(folder, manifest, paths, report, on_progress)
     report.problems.sort(key=lambda problem: (problem.path, problem.begin))
-    if report.ok and invariants:
-        try:
-            report.problems += [Problem("", what) for what in check_invariants(folder, manifest)]
-        except RbdataError as error:
-            report.problems.append(Problem("", error.message))
     return report
 
 
@@ -278,75 +267,6 @@ def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
     except OSError as error:  # a failing disk
         return f"cannot be read: {error.strerror}"
     return None
-
-
-# -- invariants ----------------------------------------------------------------------------------------------------------
-
-
-def check_invariants(folder: Path, manifest: Manifest, block: int = 65_536) -> list[str]:
-    """Check the invariants of TED; returns the violations in words (an empty list if there are none).
-
-    Each kind of problem is reported once, with the first step that has it.
-
-    Checked for every row, in bounded memory and without torch: ``done == terminated | truncated``; rewards are finite; root
-    flags are False; every episode ends with done and has none before; outcomes agree with the flags; inside an episode the
-    next observation of a step is the observation of the following one (except for leaves that the lineage names as
-    ``unchained``); returns are the sums of rewards. Keys are checked with the manifest, the episode table when it is opened.
-    """
-    schema, count = manifest.schema, manifest.steps
-    if "reward" in schema:
-        return ["a reward at the root: rewards belong under next"]
-    episodes = open_episodes(folder, manifest.episodes, count)
-    first: dict[str, int] = {}
-    unchained = (manifest.lineage or {}).get("unchained", ())
-    twins = [
-        (leaf.name, "next/" + leaf.name)
-        for leaf in schema.steps
-        if "next/" + leaf.name in schema and leaf.name not in (*FLAGS, *unchained)
-    ]
-    for name, successor in twins:
-        if schema[name].shape != schema[successor].shape:
-            return [f"{name} and {successor} have different shapes"]
-    needed = {*FLAGS, "next/reward", *("next/" + flag for flag in FLAGS), *(name for pair in twins for name in pair)}
-    rows = {name: open_array(folder, schema[name], count) for name in needed}
-    returns = np.zeros(len(episodes))
-    start = np.asarray(episodes.starts)
-    last = np.append(start[1:], count) - 1
-    for low in range(0, count, block):
-        high = min(low + block, count)
-        flags = {name: rows["next/" + name][low:high].reshape(-1) for name in FLAGS}
-        reward = rows["next/reward"][low:high].reshape(-1)
-        ending = slice(*np.searchsorted(last, (low, high)))  # episodes that end in this block
-        at = last[ending] - low
-        ends, unlike = np.zeros((2, high - low), bool)
-        ends[at] = True
-        unlike[at] = flags["terminated"][at] != (episodes.outcomes[ending] == TERMINATED)
-        found = {
-            "done differs from terminated | truncated": flags["done"] != (flags["terminated"] | flags["truncated"]),
-            "an episode does not end with done, or goes on after it": flags["done"] != ends,
-            "a reward is not finite": ~np.isfinite(reward),
-            "the episode table says terminated, the flags do not (or the reverse)": unlike,
-        }
-        for name in FLAGS:
-            found[f"root {name} is set"] = rows[name][low:high].reshape(-1)
-        for name, successor in twins:
-            inner = np.zeros(high - low, bool)
-            after = rows[name][low + 1 : high + 1]
-            here = rows[successor][low : low + len(after)]
-            differs = (after != here) & ~((after != after) & (here != here))  # NaN is like NaN
-            inner[: len(after)] = differs.any(axis=tuple(range(1, differs.ndim)))
-            found[f"{successor} is not the following {name}"] = inner & ~ends
-        for what, bad in found.items():
-            if what not in first and bad.any():
-                first[what] = low + int(bad.argmax())
-        met = slice(ending.start, ending.stop + (not ends[-1]))  # and the episode that continues after the block
-        begins = np.maximum(start[met], low) - low
-        with np.errstate(all="ignore"):  # rewards that are not finite
-            returns[met] += np.add.reduceat(reward, begins, dtype=np.float64)
-    problems = [f"{what} (step {step})" for what, step in first.items()]
-    if not np.allclose(returns, episodes.returns, rtol=1e-9, atol=1e-6):
-        problems.append("episode returns are not the sums of the rewards")
-    return problems
 
 
 def open_array(folder: Path, leaf: Leaf, count: int) -> np.ndarray:

@@ -337,7 +337,7 @@ def _checksum(record: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem of one file (or, with path ``""``, of the data as a whole).
+    """A problem of one file.
 
     In a file of the right size, ``length`` bytes from ``begin`` are wrong; if it is None, the whole file is.
     """

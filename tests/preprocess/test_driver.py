@@ -18,8 +18,9 @@ from rbdata.preprocess.request import Listener, Request
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
-from rbdata.storage.integrity import check_invariants, verify
+from rbdata.storage.integrity import verify
 from storage_tools import contents, make_episodes, write_dataset
+from ted_rules import check_invariants
 
 BATCH = 7
 

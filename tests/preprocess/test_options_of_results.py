@@ -12,7 +12,8 @@ from preprocess_tools import lasting, make_input
 from rbdata.cli import run as command
 from rbdata.errors import DatasetExistsError, UsageError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants, verify
+from rbdata.storage.integrity import verify
+from ted_rules import check_invariants
 
 
 @pytest.fixture(autouse=True)

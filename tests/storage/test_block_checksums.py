@@ -117,11 +117,11 @@ def test_short_ranges_are_read_together_and_named_one_by_one(tmp_path, monkeypat
     change_manifest(folder, cut)
     read, asked = integrity.sum_pieces, []
     monkeypatch.setattr(integrity, "sum_pieces", lambda *given: [asked.append(given[0].name), read(*given)][1])
-    assert verify(folder, invariants=False).ok
+    assert verify(folder).ok
     assert asked.count((folder / path).name) < 20
 
     (folder / path).write_bytes(data[:1234] + bytes([data[1234] ^ 1]) + data[1235:])
-    found = verify(folder, invariants=False).problems
+    found = verify(folder).problems
     assert [(one.path, one.begin, one.length) for one in found] == [(path, 1230, 10)]
 
     def fail(file, begin, lengths):
@@ -130,5 +130,5 @@ def test_short_ranges_are_read_together_and_named_one_by_one(tmp_path, monkeypat
         return read(file, begin, lengths)
 
     monkeypatch.setattr(integrity, "sum_pieces", fail)
-    found = [one for one in verify(folder, invariants=False).problems if one.path == path]
+    found = [one for one in verify(folder).problems if one.path == path]
     assert [one.begin for one in found] == [700, 1230] and "Input/output error" in found[0].what

@@ -17,7 +17,8 @@ from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants, verify
+from rbdata.storage.integrity import verify
+from ted_rules import check_invariants
 
 
 def make(

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants, verify
+from rbdata.storage.integrity import verify
+from ted_rules import check_invariants
 
 
 def episode(steps: int, seed: int = 0, side: int = 64) -> dict[str, np.ndarray]:

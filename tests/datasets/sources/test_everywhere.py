@@ -21,9 +21,10 @@ from rbdata.datasets.audit.run import audit_datasets
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Request
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants, verify
+from rbdata.storage.integrity import verify
 from rlu_writer import make_episodes
 from rlu_writer import write_run as write_episodes
+from ted_rules import check_invariants
 from tensordict import TensorDict
 
 torchrl = pytest.importorskip("torchrl.data")

@@ -23,7 +23,7 @@ from rbdata.datasets.workers import open_engine
 from rbdata.datasets.workers.ray_cluster import AHEAD, RETRIES, RayEngine
 from rbdata.errors import FunctionError, MissingExtraError, RbdataError, UsageError, WorkerLostError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants
+from ted_rules import check_invariants
 
 pytest.importorskip("ray")
 

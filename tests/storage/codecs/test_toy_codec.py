@@ -102,7 +102,7 @@ class TestAtari:
         assert (batches[0] == batches[1]).all()
         assert verify(path).ok
         damage(path / "observation" / "blob")
-        (problem,) = verify(path, invariants=False).problems
+        (problem,) = verify(path).problems
         assert problem.path == "observation/blob" and str(dataset.manifest.parts[0]["name"]) in problem.what
         with pytest.raises(DamagedDatasetError):
             Dataset(path).to_tensordict()

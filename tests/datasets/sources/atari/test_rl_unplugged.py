@@ -20,8 +20,9 @@ from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.atari import rl_unplugged_decode
 from rbdata.errors import CorruptSourceError, ObjectNotFoundError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants, verify
+from rbdata.storage.integrity import verify
 from rlu_writer import Made, blobs, example, floats, frame, framed, ints, make_episodes, png, write_records, write_run
+from ted_rules import check_invariants
 
 DATA = DATA / "rl_unplugged"
 LAYOUTS = [{"codec": "zstd"}, {"codec": "raw"}, {"layout": "ted"}]

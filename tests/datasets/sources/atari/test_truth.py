@@ -22,7 +22,7 @@ from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.atari.source import games
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants
+from ted_rules import check_invariants
 
 REAL = DATA / "atari"
 

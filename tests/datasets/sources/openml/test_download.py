@@ -30,7 +30,8 @@ from rbdata.errors import (
     UsageError,
 )
 from rbdata.storage.dataset import Dataset
-from rbdata.storage.integrity import check_invariants, verify
+from rbdata.storage.integrity import verify
+from ted_rules import check_invariants
 
 QUICK = FetchOptions(attempts=3, backoff=0.01)
 
