@@ -15,6 +15,8 @@ from .console import TableColumn, out
 from .options import Address, Engine, Force, IdsOrFolders, NoWait, Procs, Root
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..datasets.acquire import Estimate
     from ..preprocess.request import DryRun, Preprocessed, Request
     from ..storage.dataset import Dataset
@@ -194,8 +196,8 @@ def run(
         if outcome.dry_run is not None:
             _show_dry_run(outcome)
             return 0
-        for warning in outcome.warnings:
-            out.warn(warning)
+        if outcome.action == "written" and outcome.manifest is not None:
+            _warn_of_nans(outcome.manifest.counts["nans"])
         results.append(report.Result(outcome.id, outcome))
     return report.finish(results, root, "Wrote")
 
@@ -236,9 +238,13 @@ def _show_dry_run(outcome: Preprocessed) -> None:
             ("time", f"about {amounts.duration(found.estimated_seconds)}"),
         ]
     )
-    for name, number in found.nans.items():
-        out.warn(f"{amounts.count(number)} new NaN values in {name}")
+    _warn_of_nans(found.nans)
     out.hint("run the command without --dry-run")
+
+
+def _warn_of_nans(nans: Mapping[str, int]) -> None:
+    for name, number in sorted(nans.items()):
+        out.warn(f"{amounts.count(number)} new NaN values in {name}")
 
 
 def _rows(found: DryRun) -> list[tuple[Any, ...]]:

@@ -56,13 +56,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def named_statistics(labels: Sequence[str], statistics: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
-    """Statistics by the label of their function; ``#2`` is appended for the second function with a label."""
+def named_statistics(labels: Sequence[str], statistics: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Statistics (by the number of their function) by its label; ``#2`` is appended for the second function with a label."""
     named: dict[str, Any] = {}
-    for label, found in zip(labels, statistics):
-        if found is not None:
-            same = sum(key == label or key.startswith(label + "#") for key in named)
-            named[label if not same else f"{label}#{same + 1}"] = found
+    for number, found in sorted(statistics.items(), key=lambda one: int(one[0])):
+        label = labels[int(number)]
+        same = sum(key.partition("#")[0] == label for key in named)
+        named[f"{label}#{same + 1}" if same else label] = found
     return named
 
 
@@ -90,26 +90,25 @@ def leaf_changes(before: Shapes, after: Shapes, changed: Collection[str]) -> dic
 
 def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """The differences between two requests, in words; ``before`` may be a lineage, ``after`` is the identity of a run."""
+    old, new = [*(before.get("functions") or ()), *(before.get("arguments") or ())], after["functions"]
     changed: list[str] = []
-    old = [*(before.get("functions") or ()), *(before.get("arguments") or ())]
-    new = list(after["functions"])
     if [fn.get("function") for fn in old] != [fn["function"] for fn in new]:
         changed.append(f"the functions ({', '.join(str(fn.get('function')) for fn in old)} before)")
-    for one, other in zip(old, new) if not changed else ():
-        files, now = one.get("files") or {}, other.get("files") or {}
-        changed += [name for name in sorted({*files, *now}) if files.get(name) != now.get(name)]
-    old_args, args = before.get("args") or {}, after["args"]
-    names = sorted({*old_args, *args})
-    changed += [f"the argument {key}" for key in names if key not in args or old_args.get(key) != args[key]]
+    else:
+        pairs = [(one.get("files"), other.get("files")) for one, other in zip(old, new)]
+        changed += [name for one, other in pairs for name in _differing(one, other)]
+    changed += [f"the argument {name}" for name in _differing(before.get("args"), after["args"])]
     content = before.get("input")
-    content = content.get("content") if isinstance(content, Mapping) else content
-    if content != after["input"]:
+    if (content.get("content") if isinstance(content, Mapping) else content) != after["input"]:
         changed.append("the input")
     for name in ("batch", "num_frames", "seed", "codec", "layout", "version", *(["per"] if after["per"] else [])):
         if name in before and before[name] != after[name]:
             changed.append(f"{name} ({before[name]} before)")
-    if (before.get("windows") or {}) != after["windows"]:
-        changed.append("the windows")
-    old_versions = before.get("versions") or {}
-    changed += [f"the version of {name}" for name, now in after["versions"].items() if old_versions.get(name) != now]
-    return changed
+    changed += ["the windows"] * bool(_differing(before.get("windows"), after["windows"]))
+    return changed + [f"the version of {name}" for name in _differing(before.get("versions"), after["versions"])]
+
+
+def _differing(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
+    """The keys with another value, or in one of two objects alone."""
+    one, other = before or {}, after or {}
+    return sorted(name for name in {*one, *other} if name not in one or name not in other or one[name] != other[name])

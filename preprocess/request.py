@@ -245,7 +245,6 @@ class DryRun:
 
 @dataclass(frozen=True)
 class Preprocessed(Outcome):
-    """The outcome of a run. ``warnings`` are sentences for the user."""
+    """The outcome of a run."""
 
     dry_run: DryRun | None = None
-    warnings: Sequence[str] = ()

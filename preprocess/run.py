@@ -36,19 +36,20 @@ from ..datasets.ingest import pipeline
 from ..datasets.ingest.block import Block
 from ..datasets.ingest.dictionary import store_dictionaries
 from ..datasets.ingest.estimate import estimate_expected
-from ..datasets.ingest.part import PartTask
+from ..datasets.ingest.part import PartTask, parts_of
 from ..datasets.ingest.reader import Reader
 from ..datasets.ingest.records import ConvertOptions, Expectation, count_notes
-from ..datasets.ingest.request import Listener
+from ..datasets.ingest.request import Listener, find_existing
 from ..datasets.ingest.request import Request as IngestRequest
 from ..datasets.ingest.unit import Facts, Part, Unit
 from ..datasets.local import find
 from ..datasets.workers import open_engine
-from ..datasets.workers.task import Engine, do_task, usable_cpus
-from ..errors import DatasetExistsError, DatasetNotFoundError, SchemaError, UsageError
+from ..datasets.workers.here import usual_procs
+from ..datasets.workers.task import Engine, do_task
+from ..errors import DatasetExistsError, SchemaError, UsageError
 from ..storage.codecs import PLAIN, codec_of, level_of
 from ..storage.episodes import EpisodeTable, open_episodes
-from ..storage.folder import DatasetPlace, check_id, check_is_text
+from ..storage.folder import DatasetPlace
 from ..storage.integrity import check_leaves
 from ..storage.lock import when_free
 from ..storage.manifest import Manifest, read_manifest
@@ -63,8 +64,8 @@ from .request import DryRun, Preprocessed, Request
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
 WORKER = f"{__package__}.worker"
 
-#: Worker processes that are started without ``--procs``, and the sections from which built-in functions are worth them.
-MAX_PROCS, LEAST_SECTIONS = 8, 8
+#: The number of sections from which built-in functions are worth processes that nobody asked for.
+LEAST_SECTIONS = 8
 #: Minimum number of pieces of a first pass, if the data have that many batches or episodes.
 LEAST_PIECES = 32
 #: Places that rows for a dictionary are taken from, and chunks that a dry run makes, at most.
@@ -87,7 +88,7 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
 
 
 def _preprocess(request: Request, listener: Listener, given: Engine | None) -> Preprocessed:
-    began, place = time.monotonic(), _place_of(request)
+    began, place = time.monotonic(), DatasetPlace(settings.root(request.root), request.dest)
     reader = FunctionReader(request, place, listener)
     existing = reader.existing()
     if existing is not None:
@@ -115,18 +116,7 @@ def _preprocess(request: Request, listener: Listener, given: Engine | None) -> P
             engine.close()
         if WORKER in sys.modules:  # the work was done here
             sys.modules[WORKER].close()
-    return Preprocessed(**vars(made), warnings=reader.warnings)
-
-
-def _place_of(request: Request) -> DatasetPlace:
-    check_is_text(request.dest)
-    try:
-        check_id(request.dest)
-    except UsageError as error:
-        parts = "/" in request.dest or not request.dest.isidentifier()
-        hint = error.hint if parts else f"an id has two parts: my/{request.dest}"
-        raise UsageError(f"--dest {request.dest!r} is not a dataset id", hint=hint) from error
-    return DatasetPlace(settings.root(request.root), request.dest)
+    return Preprocessed(**vars(made))
 
 
 # -- the work of workers ----------------------------------------------------------------------------------------------------
@@ -202,31 +192,25 @@ class FunctionReader(Reader):
             "input": self.input.content,
             "functions": self.records,
             "args": to_json(request.args),
-            "version": request.version,
-            "per": request.per,
             "batch": self.batch,
             "section": self.section,
             "windows": options.to_json(),
-            "num_frames": request.num_frames,
-            "seed": request.seed,
-            "codec": request.codec,
-            "layout": request.layout,
             "versions": versions(),
+            **{name: getattr(request, name) for name in ("version", "per", "num_frames", "seed", "codec", "layout")},
         }
         digest = hashlib.sha256(json.dumps(self.identified, sort_keys=True).encode()).hexdigest()
         self.fingerprint = digest if self.continues else uuid.uuid4().hex
-        #: Of a finished run: sentences for the user.
-        self.warnings: Sequence[str] = ()
 
     @cached_property
     def procs(self) -> int | None:
         """The number of worker processes; 0 is this process: for a debugger, and where built-in functions have little to do."""
-        procs: int | None = settings.procs(self.request.procs)
-        if self.request.engine != "local" or procs == 0:
-            return procs
-        if procs is None and not self._runs_own_code and self.episodes.steps < LEAST_SECTIONS * self.section:
+        request, steps = self.request, self.episodes.steps
+        if request.engine != "local":
+            return settings.procs(request.procs)
+        is_little = not self._runs_own_code and steps < LEAST_SECTIONS * self.section
+        if is_little and settings.procs(request.procs) is None:
             return 0
-        return min(procs or min(MAX_PROCS, usable_cpus()), -(-self.episodes.steps // self._chunk_size()))
+        return usual_procs(-(-steps // self._chunk_size()), request.procs)
 
     @property
     def _runs_own_code(self) -> bool:
@@ -246,14 +230,9 @@ class FunctionReader(Reader):
         """The manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
         if not self.place.exists():
             self.place.check_free()
-            return None
-        if self.request.force:
-            return None
-        try:
-            manifest = read_manifest(self.place.path)
-        except DatasetNotFoundError:
-            return None
-        self.check(manifest)
+        manifest = find_existing(self.place, IngestRequest(self.place.id, force=self.request.force))
+        if manifest is not None:
+            self.check(manifest)
         return manifest
 
     def check(self, existing: Manifest) -> None:
@@ -359,17 +338,17 @@ class FunctionReader(Reader):
         shapes, ted = self.probe["shapes"], self.request.layout == "ted"
         choose = partial(choose_schema, shapes, self.probe["unchained"], before, ted=ted)
         plain = choose(codecs={})
-        states = sorted(leaf.name for leaf in plain.states)
+        self.states = {leaf.name for leaf in plain.states}
         #: The leaves whose unchanged rows are copied: no function changes the first of them, and the codec stays.
         self.copied = frozenset(
-            name for name in self.probe["unchanged"] if name in states and self._can_be_copied(name, wanted)
+            name for name in self.probe["unchanged"] if name in self.states and self._can_be_copied(name, wanted)
         )
         codecs: dict[str, str] = {}
         self._dictionaries: dict[str, bytes] = {}
         size = float(sum(leaf.row_bytes for leaf in plain.steps))
-        others = tuple(name for name in states if name not in self.copied)
+        others = tuple(sorted(self.states - self.copied))
         samples = self._sample_results(others) if others and wanted != PLAIN else {}
-        for name in states:
+        for name in sorted(self.states):
             if name in self.copied:
                 path, manifest = self.folders[0]
                 codec = codec_of(manifest.schema[name])
@@ -447,28 +426,27 @@ class FunctionReader(Reader):
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         if not episodes.steps:
             raise self._nothing_left()
-        about = [part.about for part in parts]
-        self._unchained = sorted({*self._broken_edges(about), *(name for one in about for name in one["unchained"])})
-        self._changed = {name for one in about for name in one["changed"]}
-        reading = self.request.read_options
-        if any(one["returns"] for one in about) or reading.n_step or reading.slice_len:
-            self._changed.add("next/reward")  # slices have returns of their own
+        about, reading = [part.about for part in parts], self.request.read_options
+        made = _total(about)
+        self._unchained = sorted(made["unchained"] | self._broken_edges(about))
+        # Slices have returns of their own.
+        other_returns = any(one["returns"] for one in about) or reading.n_step or reading.slice_len
+        self._changed = made["changed"] | ({"next/reward"} if other_returns else set())
         counts = {
             "input_steps": self.episodes.steps,
-            "dropped_episodes": sum(one["dropped"] for one in about),
-            "ended_episodes": sum(one["ended"] for one in about),
-            "nans": dict(sum((Counter(one["nans"]) for one in about), Counter[str]())),
+            "dropped_episodes": made["dropped"],
+            "ended_episodes": made["ended"],
+            "nans": dict(made["nans"]),
         }
         self._parts = []
         for section, found in groupby(parts, lambda part: self.chunks[part.unit].section):
-            some = [part.about for part in found]
-            rows = sum(one["steps"] for one in some)
-            states = rows + sum(one["episodes"] for one in some)
-            self._parts.append({"name": self.sections[section].label, "states": states, "rows": rows})
+            some = _total([part.about for part in found])
+            states = some["steps"] + some["episodes"]
+            self._parts.append({"name": self.sections[section].label, "states": states, "rows": some["steps"]})
         firsts = np.cumsum([0, *(one["steps"] for one in about)])
         midway = [np.array(one["midway"], np.int64) + first for one, first in zip(about, firsts)]
-        spaces = {} if self.whole else remaining_spaces(self.input, self._shapes, self._changed)
         begins = np.isin(episodes.starts, np.concatenate(midway))
+        spaces = {} if self.whole else remaining_spaces(self.input, self._shapes, self._changed)
         return Facts(counts, self._notes(counts), spaces=spaces, midway=begins)
 
     def _broken_edges(self, about: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -476,12 +454,9 @@ class FunctionReader(Reader):
         those that are stored once per state."""
         broken = set[str]()
         for chunk, (one, other) in zip(self.chunks[1:], pairwise(about)):
-            names = unchained_edges(one["tail"], other["head"])
-            for name in names:
-                if any(name == leaf.name for leaf in self.schema.states):
-                    where = f"at step {chunk.start:,} of {self.input.id}"
-                    raise unchained_error(self.chain.names, name, where)
-            broken.update(names)
+            broken.update(names := unchained_edges(one["tail"], other["head"]))
+            for name in sorted(self.states.intersection(names)):
+                raise unchained_error(self.chain.names, name, f"at step {chunk.start:,} of {self.input.id}")
         return broken
 
     @property
@@ -499,8 +474,8 @@ class FunctionReader(Reader):
             notes.append(f"the successor of {names} is not that of the following step: slices and stacks make no sense")
         if counts["nans"]:
             by_leaf = ", ".join(f"{number:,} in {name}" for name, number in sorted(counts["nans"].items()))
-            self.warnings = [f"NaN values that were not in the input: {by_leaf}"]
-        return [*notes, *self.warnings]
+            notes.append(f"NaN values that were not in the input: {by_leaf}")
+        return notes
 
     def manifest(self, dataset_id: str, facts: Facts, episodes: EpisodeTable, url: str) -> Manifest:
         made, request = super().manifest(dataset_id, facts, episodes, url), self.request
@@ -515,12 +490,19 @@ class FunctionReader(Reader):
             **({"arguments": self.records[count:]} if self.records[count:] else {}),
             "per": chain.per,
             **{key: identified[key] for key in kept if key != "version" or identified[key] is not None},
-            "statistics": named_statistics(chain.labels, [self.job.statistics.get(str(n)) for n in range(count)]),
+            "statistics": named_statistics(chain.labels, self.job.statistics),
             "leaves": leaf_changes(shapes_of_schema(self.input.schema), self._shapes, self._changed),
             "unchained": self._unchained,
             **({"fingerprint": self.fingerprint} if self.continues else {}),
         }
         return made
+
+
+def _total(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What some chunks say of themselves (`worker.blocks`), as one."""
+    numbers = {name: sum(one[name] for one in about) for name in ("steps", "episodes", "dropped", "ended", "seconds")}
+    names = {key: {name for one in about for name in one[key]} for key in ("changed", "unchained")}
+    return {**numbers, **names, "nans": sum((Counter(one["nans"]) for one in about), Counter[str]())}
 
 
 # -- dry run ---------------------------------------------------------------------------------------------------------------
@@ -529,40 +511,35 @@ class FunctionReader(Reader):
 def _dry_run(reader: FunctionReader) -> Preprocessed:
     """Make a few chunks from all parts of the data in a temporary folder, and estimate the rest from them."""
     reader.decide(None)
-    chain, schema = reader.chain, reader.schema
+    chain, schema, engine, dictionaries = reader.chain, reader.schema, reader.engine, reader.dictionaries()
     places = np.linspace(0, len(reader.chunks) - 1, min(TRIED_CHUNKS, len(reader.chunks))).astype(int)
-    tried = [reader.chunks[place] for place in places.tolist()]
+    units = reader.units_of([reader.chunks[place] for place in places.tolist()], frozenset())
     with TemporaryDirectory(prefix="rbdata-") as name:
         scratch = Path(name)
-        store_dictionaries(scratch, {name: schema[name] for name in reader.dictionaries()}, reader.dictionaries(), "")
-        tasks = [
-            PartTask(unit, scratch, schema, 1, level=level_of(reader.options.codec))
-            for unit in reader.units_of(tried, frozenset())
-        ]
-        done = reader.engine.run(do_task, tasks, lambda progress: None)
-        records = [record["about"] for _, record in done]
+        store_dictionaries(scratch, {name: schema[name] for name in dictionaries}, dictionaries, "")
+        tasks = [PartTask(unit, scratch, schema, 1, level=level_of(reader.options.codec)) for unit in units]
+        for _ in engine.run(do_task, tasks, lambda progress: None):
+            pass
+        made = _total([part.about for unit in units for part in parts_of(scratch, unit)])
         written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != PART_RECORD)
-    steps_in, steps_out = sum(chunk.rows for chunk in tried), sum(record["steps"] for record in records)
+    steps_in = sum(unit.rows for unit in units)
     share = steps_in / reader.episodes.steps
-    seconds = sum(record["seconds"] for record in records)
-    expected = reader.expected(steps_out / share, written / share)
+    expected = reader.expected(made["steps"] / share, written / share)
     estimate = estimate_expected(reader, reader.place, expected, len(reader.chunks))
     reader.listener.on_estimate(estimate)
     stored = {leaf.name: f"{leaf.kind} {leaf.codec}" for leaf in schema}
-    stored.update({"next/" + leaf.name: f"rows of {leaf.name}" for leaf in schema.states})
-    passes = 1 + sum(map(bool, chain.fits))
     found = DryRun(
         chain.names,
         chain.per,
         before=shapes_of_schema(reader.input.schema),
         after=reader._shapes | dict.fromkeys(FLAGS, ("bool", (1,))),
-        changed=None if reader.whole else sorted({name for record in records for name in record["changed"]}),
-        stored=stored,
+        changed=None if reader.whole else sorted(made["changed"]),
+        stored=stored | {"next/" + leaf.name: f"rows of {leaf.name}" for leaf in schema.states},
         steps_in=steps_in,
-        steps_out=steps_out,
-        dropped=sum(record["dropped"] for record in records),
-        nans=dict(sum((record["nans"] for record in records), Counter[str]())),
-        seconds=seconds,
-        estimated_seconds=seconds / share * passes / reader.engine.parallel,
+        steps_out=made["steps"],
+        dropped=made["dropped"],
+        nans=dict(made["nans"]),
+        seconds=made["seconds"],
+        estimated_seconds=made["seconds"] / share * (1 + sum(chain.fits)) / engine.parallel,
     )
     return Preprocessed(reader.place.id, reader.place.path, "planned", None, 0.0, estimate, found)
