@@ -95,7 +95,8 @@ def load(
       ``padding`` fills rows before the episode: "repeat" with its first state, as Gymnasium's wrapper does, or "zero".
     - ``n_step``, ``gamma``: n-step returns. Neither these nor stacks cross an episode.
     - ``windows``: for each key the offsets of the first and the last row around a step, as in
-      ``{"observation": (-1, 0), "action": (0, 15)}``; such a leaf is ``[batch_size, rows, ...]``, and nothing else is read.
+      ``{"observation": (-1, 0), "action": (0, 15)}``; such a leaf is ``[batch_size, rows, ...]``, and nothing else is read. A
+      key stands for the leaves below it.
       ``padding`` fills rows outside the episode ("repeat": with its nearest row, or "zero"); ``batch["mask", key]`` is False
       there. See docs/training.md.
     - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),

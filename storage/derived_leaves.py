@@ -130,7 +130,7 @@ def _check_is_read(
     """Raise UsageError for computed leaves that no batch has: only those ``named`` are read, by windows or by keys."""
 
     def is_read(path: str) -> bool:
-        return path in named if is_windows else any(f"{path}/".startswith(f"{one}/") for one in named)
+        return any(f"{path}/".startswith(f"{one}/") for one in named)
 
     unread = [path for path in extra if is_windows and not is_read(path)]  # beside keys, extra leaves are always read
     if unread:

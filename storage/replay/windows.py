@@ -15,7 +15,7 @@ n-step returns (Sutton, 1988) are cut at the end of the episode, not of the batc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -99,9 +99,7 @@ def stack_columns(storage: Storage, leaves: Mapping[str, Rows], around: Around) 
     keys, pad = around.stack_keys, around.padding
     columns: list[Column] = []
     if keys is not None:
-        unknown = [key for key in keys if key not in leaves]
-        if unknown:
-            raise UsageError(f"unknown keys to stack: {', '.join(unknown)}", hint=f"there are {', '.join(leaves)}")
+        keys = [name for key in keys for name in at_and_below(key, leaves, "to stack")]
         if any(key in FLAGS for key in keys):
             raise UsageError("flags cannot be stacked")
     wanted = storage.keys
@@ -218,10 +216,17 @@ def _copy(rows: torch.Tensor) -> torch.Tensor:
 def window_columns(leaves: Mapping[str, Rows], around: Around) -> list[Column]:
     assert around.windows is not None
     names = [name for rows in leaves.values() for name in _paths(rows)]
-    unknown = [key for key in around.windows if key not in names]
-    if unknown:
-        raise UsageError(f"unknown keys of windows: {', '.join(unknown)}", hint=f"there are {', '.join(names)}")
-    return [WindowColumn(leaves, key, *offsets, around.padding) for key, offsets in around.windows.items()]
+    nearest = sorted(around.windows.items(), key=lambda one: one[0].count("/"))  # a leaf's own window counts most
+    windows = {name: offsets for key, offsets in nearest for name in at_and_below(key, names, "of windows")}
+    return [WindowColumn(leaves, name, *offsets, around.padding) for name, offsets in windows.items()]
+
+
+def at_and_below(key: str, names: Iterable[str], what: str) -> list[str]:
+    """The names that are a key, or below it. Raises UsageError for none; ``what`` is what the key is of."""
+    found = [name for name in names if f"{name}/".startswith(f"{key}/")]
+    if not found:
+        raise UsageError(f"unknown key {what}: {key}", hint=f"there are {', '.join(names)}")
+    return found
 
 
 def _paths(rows: Rows) -> tuple[str, ...]:

@@ -54,9 +54,10 @@ class DatasetStorage(Storage):
             raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(names)}")
         return [name for name in names if f"{name}/".startswith(tuple(wanted))]
 
-    def stored(self, names: Iterable[str] | None = None) -> list[str]:
-        """The leaves of the source that hold the leaves ``names``, by default those that are read."""
-        of_source, wanted = self.source.rows, self.keys if names is None else names
+    def stored(self, keys: Iterable[str] | None = None) -> list[str]:
+        """The leaves of the source that hold those at and below ``keys``, by default those that are read."""
+        of_source, below = self.source.rows, tuple(f"{key}/" for key in keys or ())
+        wanted = [name for name in self.dataset.schema.names if f"{name}/".startswith(below)] if below else self.keys
         stored = [name if name in of_source else name.removeprefix("next/") for name in wanted]
         return [name for name in dict.fromkeys(stored) if name in of_source]
 

@@ -450,7 +450,7 @@ def test_only_the_named_leaves_are_stacked(tmp_path, options):
             assert torch.equal(batch["next", "observation", name], wanted["next", "observation", name])
     with pytest.raises(UsageError, match="goes with frame_stack"):
         sampled(stack_keys=["observation/pixels"])
-    for keys, message in (([], "no observation to stack"), ("pixels", "unknown keys to stack: pixels")):
+    for keys, message in (([], "no observation to stack"), ("pixels", "unknown key to stack: pixels")):
         with pytest.raises(UsageError, match=message):
             sampled(frame_stack=3, stack_keys=keys)
 

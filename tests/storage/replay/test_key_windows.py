@@ -292,3 +292,31 @@ def test_unknown_keys(nested):
 def test_a_root_that_is_not_there(tmp_path: Path):
     with pytest.raises(RbdataError):
         rbdata.load("my/nothing", root=tmp_path, keys=["action"])
+
+
+def test_a_key_stands_for_all_leaves_below_it(tmp_path: Path) -> None:
+    """As in ``keys``: the observations of robots are several leaves."""
+    several = []
+    for episode in episodes(frames=False):
+        frames = np.arange(len(episode["observation"]), dtype=np.uint8)[:, None, None] + np.zeros((36, 36), np.uint8)
+        several.append({**episode, "observation": {"arm": {"position": episode["observation"]}, "camera": frames}})
+    path = rbdata.from_episodes(several, "my/several", root=tmp_path)
+    names = ("observation/arm/position", "observation/camera")
+
+    def batch(**options: Any) -> TensorDict:
+        found: TensorDict = rbdata.load(path, batch_size=32, seed=0, **options).sample()
+        return found
+
+    together = batch(windows={"observation": (-1, 0), "action": (0, 2)})
+    apart = batch(windows={**dict.fromkeys(names, (-1, 0)), "action": (0, 2)})
+    assert paths(together) == paths(apart) >= {*names, *(f"mask/{name}" for name in names)}
+    assert (together == apart).all()
+    nearer = batch(windows={"observation": (-3, 0), "observation/camera": (0, 0), "action": (0, 0)})
+    assert nearer["observation", "camera"].shape[1] == 1 and nearer["observation", "arm", "position"].shape[1] == 4
+    stacked = batch(frame_stack=3, stack_keys="observation/arm")
+    assert (stacked == batch(frame_stack=3, stack_keys=names[:1])).all()
+    assert stacked["observation", "camera"].shape == (32, 36, 36)
+    batch(windows={"observation": (-1, 0)}, normalize="observation/arm")
+    for options in ({"windows": {"observation/ar": (0, 0)}}, {"frame_stack": 2, "stack_keys": "observation/ar"}):
+        with pytest.raises(UsageError, match="observation/ar"):
+            batch(**options)
