@@ -96,80 +96,43 @@ class FrameUnit(Unit):
         part = self.part
         if not part.states:
             return  # a final dump without new rows
-        segments = part.segments[np.argsort(part.segments[:, 0], kind="stable")]
-        source, begin = CountedStream(self.location, self.obj), int(segments[0, 2])
-        with _frame_blocks(source, self.obj) as (rows, blocks):
-            if rows != part.capacity:
-                message = f"{self.obj.url} has {rows} frames; the other arrays have {part.capacity} rows"
+        rows, blank = part.sources()
+        seam = (
+            int(np.count_nonzero(rows == part.capacity - 1)) if part.seam else 0
+        )  # states from the last row of the file
+        padding = part.padding(rows)
+        source = CountedStream(self.location, self.obj)
+        with _frame_blocks(source, self.obj) as (found, blocks):
+            if found != part.capacity:
+                message = f"{self.obj.url} has {found} frames; the other arrays have {part.capacity} rows"
                 raise CorruptSourceError(message, hint="the shard's files are of different versions; check the mirror")
             for first, count, frames in blocks:
-                _check_padding(part, segments, first, count, frames)
-                for position, taken in _runs_of(segments, first, count):
-                    yield self._block(position, frames[taken], position < begin, first + count, source)
-        yield self._block(begin, None, False, part.capacity, source, {"crc32c": source.crc32c})
+                _check_padding(part, np.flatnonzero(padding[first : first + count]), first, frames)
+                low, high = (seam + np.searchsorted(rows[seam:], [first, first + count])).tolist()
+                for begin, end in [(low, high), (0, seam)] if first + count == part.capacity else [(low, high)]:
+                    if begin < end:
+                        taken = frames[np.where(blank[begin:end], count, rows[begin:end] - first)]
+                        yield self._block({"observation": taken}, begin, end, begin < seam, first + count, source)
+        yield self._block({}, 0, 0, False, part.capacity, source, {"crc32c": source.crc32c})
 
     def _block(
-        self,
-        position: int,
-        frames: np.ndarray | None,
-        is_seam: bool,
-        done: int,
-        source: CountedStream,
-        record: Mapping[str, Any] | None = None,
+        self, columns: Any, begin: int, end: int, is_seam: bool, done: int, source: CountedStream, record: Any = None
     ) -> Block:
         final, goes_on = None, False
-        if self.final is not None and frames is not None:
-            final = self.final[position : position + len(frames)]
-            goes_on = not self.final[position - 1] if position else self.goes_on
-        return Block(
-            {} if frames is None else {"observation": frames},
-            final=final,
-            place=(self.index, 0 if is_seam else 1),
-            goes_on=goes_on,
-            range=int(self.apart and not is_seam),
-            done=done,
-            fetched=source.fetched,
-            retries=source.retries,
-            record=record,
-        )
+        if self.final is not None and columns:
+            final = self.final[begin:end]
+            goes_on = not self.final[begin - 1] if begin else self.goes_on
+        where = {"place": (self.index, int(not is_seam)), "range": int(self.apart and not is_seam), "goes_on": goes_on}
+        how = {"done": done, "fetched": source.fetched, "retries": source.retries, "record": record}
+        return Block(columns, final=final, **where, **how)
 
 
-def _runs_of(segments: np.ndarray, first: int, count: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Where the rows of a block go: pairs of (position, rows of the block from there on).
-
-    The block holds file rows ``first..first+count-1`` and after them one row of zeros. ``segments`` is a part's, in file
-    order. Consecutive positions come as one pair.
-    """
-    low = int(np.searchsorted(segments[:, 0] + segments[:, 1], first, "right"))
-    high = int(np.searchsorted(segments[:, 0], first + count, "left"))
-    run: list[np.ndarray] = []
-    begin = end = -1
-    for row, rows, position, zero in segments[low:high].tolist():
-        skip = max(0, first - row)
-        stop = min(rows, first + count - row)
-        starts = row - first + np.arange(skip, stop)
-        if zero and stop == rows:
-            starts = np.append(starts, count)
-        if position + skip != end:
-            if run:
-                yield begin, np.concatenate(run)
-            run, begin = [], position + skip
-        run.append(starts)
-        end = position + skip + len(starts)
-    if run:
-        yield begin, np.concatenate(run)
-
-
-def _check_padding(part: PartPlan, segments: np.ndarray, first: int, count: int, frames: np.ndarray) -> None:
+def _check_padding(part: PartPlan, rows: np.ndarray, first: int, frames: np.ndarray) -> None:
     """Padding rows are known by their place; that they are blank confirms that the place is right."""
-    rows = np.arange(first, first + count)
-    index = np.searchsorted(segments[:, 0], rows, "right") - 1
-    inside = (index >= 0) & (rows < segments[index, 0] + segments[index, 1])
-    expected = (rows < part.valid) | ((rows == part.capacity - 1) & part.seam)
-    for row in np.flatnonzero(expected & ~inside).tolist():
-        if frames[row].any() and first + row != part.dropped:
-            message = f"{part.name}: the frame of row {first + row} should be blank padding, but is not"
-            raise CorruptSourceError(message, hint="the file was not written by the DQN Replay logger, or is damaged")
+    loud = rows[frames[rows].any((1, 2))]
+    if len(loud):
+        message = f"{part.name}: the frame of row {first + loud[0]} should be blank padding, but is not"
+        raise CorruptSourceError(message, hint="the file was not written by the DQN Replay logger, or is damaged")
 
 
 @dataclass(frozen=True)
@@ -299,10 +262,10 @@ class DqnReplayReader(RunReader[Shard]):
         head, want = max(1, SAMPLE_READ // len(chosen)), max(1, SAMPLE_ROWS // len(chosen))
         samples = []
         for plan, shard in chosen:
-            segments = plan.segments[plan.segments[:, 0] < min(head, plan.valid)].tolist()
-            rows = np.concatenate([[], *(np.arange(row, min(row + count, head)) for row, count, _, _ in segments)])
+            rows, blank = plan.sources()
+            rows = rows[~blank & (rows < min(head, plan.valid))]
             picked = np.unique(np.linspace(0, len(rows) - 1, min(want, len(rows))).astype(int))
-            samples.append(_frames_at(self.location, shard.observation, rows[picked].astype(np.int64)))
+            samples.append(_frames_at(self.location, shard.observation, rows[picked]))
         return np.concatenate(samples).reshape(-1, ROW_BYTES)
 
     # -- what the manifest says ------------------------------------------------------------------------------------

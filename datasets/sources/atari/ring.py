@@ -153,6 +153,24 @@ class PartPlan:
     dropped: int = -1
     first: int = 0
 
+    def sources(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each state of the part: its file row, int64, and whether it is the row of zeros after that, bool."""
+        row, rows, _, zero = self.segments.T
+        last = np.cumsum(rows + zero) - 1
+        blank = np.zeros(self.states, bool)
+        blank[last[zero == 1]] = True
+        within = np.arange(self.states) - np.repeat(last - rows - zero + 1, rows + zero)
+        return np.repeat(row, rows + zero) + within - blank, blank
+
+    def padding(self, rows: np.ndarray) -> np.ndarray:
+        """Which rows of the file are padding, bool ``[capacity]``; ``rows`` are those of the states."""
+        padding = np.arange(self.capacity) < self.valid
+        padding[-1] = self.seam
+        padding[rows] = False
+        if self.dropped >= 0:
+            padding[self.dropped] = False
+        return padding
+
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "segments": self.segments.tolist()}
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ from ....storage.checksums import crc32c
 from ....storage.codecs import codec_of
 from ....storage.episodes import CUT, EpisodeTable
 from ...fetch import Location, resolve
-from ...ingest.estimate import compressed_share
+from ...ingest.estimate import compressed_share, expect_rows
 from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
 from ...ingest.request import format_numbers, select_numbered
 from ...ingest.trajectories import count_outcomes
@@ -181,12 +181,8 @@ class RluReader(RunReader[EpisodeFile]):
         fetch = sum(file.obj.size or 0 for file in self.chosen)
         rows = int(fetch / max(1.0, sample.packed_bytes))
         episodes = int(rows / max(1.0, sample.rows_per_episode))
-        large: float = sum(self.schema[name].row_bytes for name in self.bulk)
-        if not codec_of(self.schema[self.bulk[0]]).fixed_rows:
-            codec = codec_of(self.schema[self.bulk[0]])
-            large = large * compressed_share(codec, sample.rows) + codec.index_bytes
-        small = sum(leaf.row_bytes for leaf in self.schema.steps if leaf.name not in self.bulk and leaf.constant != 0)
-        return Expectation(fetch, rows, episodes, int(rows * (small + large)))
+        ratio = compressed_share(codec_of(leaves[0]), sample.rows) if (leaves := self.compressed()) else 1.0
+        return replace(expect_rows(self, rows, episodes, ratio), fetch_bytes=fetch)
 
     def units(self, lead: Part | None) -> list[FileUnit]:
         how = (self.location, self.options.unknown_next, self.time_limit)

@@ -44,8 +44,6 @@ from .raw_files import EpisodeFile
 from .reader import ROW_BYTES
 from .ring import MAX_ACTION
 
-#: Bytes of a frame as PNG: without any compression it takes 7.2 kB.
-_LONGEST_PICTURE = 1 << 16
 #: Episodes that a file of any size may hold; larger files hold one per 1 KiB, and a real episode takes 50 KiB and more.
 _MOST_EPISODES, _LEAST_EPISODE = 1 << 14, 1 << 10
 _HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; try another mirror"
@@ -89,9 +87,6 @@ def to_episode(features: Mapping[str, Value], where: str) -> Episode:
     ends = np.flatnonzero(discount == 0)
     if len(ends) and ends[0] != len(discount) - 1:
         _refuse(f"{where}: the episode ends in row {ends[0]} of {len(discount)}, and goes on")
-    for row, frame in enumerate(frames):
-        if len(frame) > _LONGEST_PICTURE:
-            _refuse(f"{where}: frame {row} has {len(frame)} bytes, more than a picture of 84x84 takes")
     checkpoint, index = (_index(features, name, where) for name in ("checkpoint_idx", "episode_idx"))
     return Episode(where, checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
 
