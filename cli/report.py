@@ -57,30 +57,17 @@ def work(dataset_id: str, action: Callable[[Listener], Done]) -> Done:
 
 def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> Interrupted:
     from ..storage.folder import DatasetPlace
-    from ..storage.manifest import FILENAME
     from ..storage.work import units_done
 
-    words, next_step = out.arguments, "continue with"
-    dataset_id = estimate.id if estimate else dataset_id
-    if estimate is None:
-        message = f"interrupted while planning {dataset_id}; parts finished earlier are kept"
-    elif estimate.unread:
-        message = f"interrupted while fetching the raw files of {dataset_id}; the fetched bytes are kept"
-    elif not estimate.parts:
-        message = f"interrupted while writing {dataset_id}; its raw files are kept"
-    else:
+    words, message = out.arguments, f"interrupted: what is finished of {dataset_id} is kept"
+    if estimate is not None and estimate.parts and not estimate.unread:
+        place = DatasetPlace.of_folder(estimate.path, estimate.id)
         # There may be one part more than the listener was told before the interrupt.
-        kept = max(
-            estimate.done_parts + finished, units_done(DatasetPlace.of_folder(estimate.path, estimate.id).working)
-        )
-        message = f"interrupted: {kept} of {estimate.parts} parts of {dataset_id} are kept"
-        if not kept and estimate.parts == 1:
-            message = f"interrupted before {dataset_id} was complete: nothing is kept"
-            next_step = "start again with"
-        if not (estimate.path / FILENAME).is_file():
-            # No dataset would be replaced: --force would only discard the finished parts.
+        kept = max(estimate.done_parts + finished, units_done(place.working))
+        message = f"interrupted: {kept} of {estimate.parts} parts of {estimate.id} are kept"
+        if not place.exists():  # --force would replace no dataset, only discard the finished parts
             words = [word for word in words if word != "--force"]
-    return Interrupted(message, hint=f"{next_step}: {settings.command(*words)}")
+    return Interrupted(message, hint=f"continue with: {settings.command(*words)}")
 
 
 def this_command() -> str:
