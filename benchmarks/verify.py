@@ -34,7 +34,7 @@ SHAPE = (84, 84)
 def make(root: Path, frames: int, parts: int, codec: str) -> Path:
     """A dataset of so many frames, of an Atari run's size when compressed."""
     sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-    from rbdata.datasets.ingest.block import END_TRUNCATED, Block, StoredRows
+    from rbdata.datasets.ingest.block import END_TRUNCATED, Block, CopiedRows
     from rbdata.datasets.ingest.dictionary import store_dictionaries
     from rbdata.datasets.ingest.part import PartTask, parts_of
     from rbdata.storage.codecs import codec_of
@@ -76,7 +76,7 @@ def make(root: Path, frames: int, parts: int, codec: str) -> Path:
         units = []
         for number, (low, high) in enumerate(pairwise(bounds)):
             counts = [min(len(some), high - at) for at in range(low, high, len(some))]
-            given: list[Any] = [StoredRows(encoded, 0, count) if encoded else some[:count] for count in counts]
+            given: list[Any] = [CopiedRows(encoded, 0, count) if encoded else some[:count] for count in counts]
             blocks = [Block({frame.name: one}) for one in given]
             units.append(GivenBlocks(number, f"part {number}", high - low, "", given=blocks))
             PartTask(units[-1], work.folder, schema, 1)(lambda *_: None)

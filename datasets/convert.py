@@ -92,15 +92,15 @@ def keep_or_repair(
     """Keep a dataset that matches the request; restore files that are missing or truncated."""
     from .repair import repair
 
-    wrong = check_sizes(place.path, manifest)
-    if not wrong:
+    damaged = check_sizes(place.path, manifest)
+    if not damaged:
         if not request.dry_run:
             with suppress(OSError):  # the root cannot be written
                 remove_leftovers(leftovers_of(place), place.root)
         return Outcome(place.id, place.path, "complete", manifest)
     began = time.monotonic()
-    listener.on_note(f"repairing {place.id}: {listed((f'{one.path} {one.what}' for one in wrong), 1)}")
-    repair(place.path, wrong, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
+    listener.on_note(f"repairing {place.id}: {listed((f'{one.path} {one.what}' for one in damaged), 1)}")
+    repair(place.path, damaged, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
     return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
 
 

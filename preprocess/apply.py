@@ -38,7 +38,7 @@ from .layout import observation_pairs
 from .request import ReadOptions
 from .result import (
     Columns,
-    Tally,
+    ResultCounts,
     as_stored,
     bookkeeping_of,
     check_batch,
@@ -55,7 +55,7 @@ from .result import (
 )
 
 
-class Stored(NamedTuple):
+class StoredStates(NamedTuple):
     """State rows of the input, ``values`` ``[n, ...]``; the first is number ``first`` of ``rows``. None: not decoded."""
 
     rows: Rows
@@ -64,7 +64,7 @@ class Stored(NamedTuple):
 
 
 @dataclass
-class Source:
+class InputRows:
     """What the steps of a batch are in the input.
 
     ``steps``: their step leaves, as they are mapped. ``states``: state leaves, of which each step begins with row ``place``
@@ -73,7 +73,7 @@ class Source:
 
     steps: Columns
     place: torch.Tensor
-    states: dict[str, Stored]
+    states: dict[str, StoredStates]
 
     def unchanged(self, columns: Columns, paths: Iterable[str]) -> set[str]:
         """Those of the paths whose rows in a result of the same steps have the bits that they have in the input."""
@@ -121,7 +121,7 @@ class InputView:
             td.set(tuple(path.split("/")), rows)
         return td
 
-    def source(self, start: int, stop: int, undecoded: Collection[str] = ()) -> Source:
+    def source(self, start: int, stop: int, undecoded: Collection[str] = ()) -> InputRows:
         """Steps ``start..stop-1`` as they are stored. State leaves in ``undecoded`` are not read, and none are where steps
         depend on others."""
         leaves = self.dataset.rows.items()
@@ -129,14 +129,14 @@ class InputView:
         steps |= self._added(torch.arange(start, stop, device="cpu"), steps.__getitem__)
         states = {name: rows for name, rows in leaves if rows.leaf.kind == "state"}
         if not states or self.options.reads_neighbours:
-            return Source(steps, torch.arange(stop - start, device="cpu"), {})
+            return InputRows(steps, torch.arange(stop - start, device="cpu"), {})
         numbers = self.dataset.state_numbers(start, stop)
         first, end = int(numbers[0]), int(numbers[-1]) + 2
         read = {
-            name: Stored(rows, first, None if name in undecoded else rows.block(first, end))
+            name: StoredStates(rows, first, None if name in undecoded else rows.block(first, end))
             for name, rows in states.items()
         }
-        return Source(steps, numbers - first, read)
+        return InputRows(steps, numbers - first, read)
 
     def release(self) -> None:
         """Release the pages of the files that were read, which count as memory of this process."""
@@ -168,7 +168,7 @@ class ResultBatch(NamedTuple):
     columns: Columns
     cut: torch.Tensor
     midway: torch.Tensor
-    source: Source | None
+    source: InputRows | None
 
 
 class Call(NamedTuple):
@@ -183,7 +183,7 @@ class Call(NamedTuple):
     where: str
 
 
-class Piece(NamedTuple):
+class FunctionInput(NamedTuple):
     """What a function gets of a batch or an episode ``[n]``; whether it has the beginning and the end of that, as far as
     functions kept them."""
 
@@ -208,7 +208,7 @@ class Applier:
         for number, fn in enumerate(self.functions):
             fn.resolve(job.code)
             fn.statistics = job.statistics.get(str(number))
-        self.generator, self.tally = torch.Generator(), Tally()
+        self.generator, self.tally = torch.Generator(), ResultCounts()
 
     @cached_property
     def _mapped(self) -> int:
@@ -263,7 +263,7 @@ class Applier:
             marks = torch.cat([edges for _, edges in results], 1)
         self.tally.add_nans(columns, nans)
         ended = columns["next/truncated"] & ~columns["next/terminated"]
-        origin = None if kept is None else Source(source.steps, torch.cat(kept), source.states)
+        origin = None if kept is None else InputRows(source.steps, torch.cat(kept), source.states)
         return ResultBatch(where, columns, marks[0] & ended.view(-1), marks[1], origin)
 
     def inputs_of(self, number: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
@@ -296,7 +296,7 @@ class Applier:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, Source]:
+    def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, InputRows]:
         """Steps to which the first ``mapped`` functions have been applied, and what they are in the input, of states those that
         are still as stored."""
         source = self.view.source(span.start, span.stop, undecoded)
@@ -343,11 +343,13 @@ class Applier:
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
-    def _results(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> list[tuple[Columns, Piece]]:
+    def _results(
+        self, td: TensorDictBase, call: Call, functions: Sequence[Function]
+    ) -> list[tuple[Columns, FunctionInput]]:
         """The results of functions for a batch or an episode: one, several or none. Those of batches may be memory that the
         function uses again."""
         if not functions:  # all have been applied to states
-            return [(self._completed(self.chain.names[-1], td, bookkeeping_of(td), call), Piece(td))]
+            return [(self._completed(self.chain.names[-1], td, bookkeeping_of(td), call), FunctionInput(td))]
         made = []
         for piece in self._through(td, call, functions[:-1]):
             columns = self._result(functions[-1], piece.td, call)
@@ -355,9 +357,9 @@ class Applier:
                 made.append((copied(columns) if self.whole and functions[-1].is_own else columns, piece))
         return made
 
-    def _through(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> list[Piece]:
+    def _through(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> list[FunctionInput]:
         """What the function after these gets of a batch, or of an episode: one episode, several or none."""
-        pieces = [Piece(td)]
+        pieces = [FunctionInput(td)]
         for fn in functions:
             given, pieces = pieces, []
             for piece in given:
@@ -370,7 +372,7 @@ class Applier:
                     edges = [0, *(columns["next/done"].view(-1).nonzero().squeeze(1) + 1).tolist()]
                 for low, high in pairwise(edges):
                     some = out if len(edges) == 2 else out[low:high]
-                    pieces.append(Piece(some, piece.is_first and not low, piece.is_last and high == len(out)))
+                    pieces.append(FunctionInput(some, piece.is_first and not low, piece.is_last and high == len(out)))
         return pieces
 
     def _result(self, fn: Function, td: TensorDictBase, call: Call) -> Columns | None:
@@ -442,7 +444,7 @@ class Applier:
         return f"{step_range(start, stop)} ({which}) of {self.dataset.id}"
 
 
-def _compare_returns(before: torch.Tensor, made: Sequence[Columns], tally: Tally) -> None:
+def _compare_returns(before: torch.Tensor, made: Sequence[Columns], tally: ResultCounts) -> None:
     """Count what became of an episode: nothing, or one with another return. Sums of the same rewards differ by rounding."""
     if not made:
         tally.dropped += 1

@@ -34,7 +34,7 @@ _BOOKKEEPING = {path: tuple(path.split("/")) for path in (REWARD, *RESULT_FLAGS)
 
 
 @dataclass
-class Tally:
+class ResultCounts:
     """Counts over the results of a chunk, for the manifest.
 
     ``nans``: NaN values by leaf that has none in the input. ``ended``: episodes whose last step was no longer done, and was
@@ -145,7 +145,9 @@ def dtype_name(dtype: torch.dtype) -> str:
 # -- reward and flags ------------------------------------------------------------------------------------------------------
 
 
-def complete(columns: Columns, before: Columns, name: str, where: str, ends: torch.Tensor, tally: Tally) -> Columns:
+def complete(
+    columns: Columns, before: Columns, name: str, where: str, ends: torch.Tensor, tally: ResultCounts
+) -> Columns:
     """The columns with reward and flags in the form of TED, copied from the input where the function dropped them.
 
     ``before``: reward and flags of the input. ``ends`` (int64): the rows where an episode of the input ends, which must be

@@ -17,15 +17,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..datasets.ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, Rows, StoredRows
+from ..datasets.ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, CopiedRows, Rows
 from ..errors import FunctionError
 from ..storage.codecs import codec_of
 from ..storage.schema import Schema
-from .apply import Applier, ResultBatch, Stored
+from .apply import Applier, ResultBatch, StoredStates
 from .chunks import Chunk, split
 from .function import Job, unpickled
 from .layout import RESULT_FLAGS, Shapes, filled, observation_pairs, shapes_of_schema, unchained_edges, unchained_error
-from .result import Columns, Tally, as_bytes, check_same, digest, find_unchained, in_state_order, runs_of, shapes_of
+from .result import (
+    Columns,
+    ResultCounts,
+    as_bytes,
+    check_same,
+    digest,
+    find_unchained,
+    in_state_order,
+    runs_of,
+    shapes_of,
+)
 
 #: All chunks are one section: nothing of the result depends on where one ends.
 _PLACE = (0,)
@@ -38,13 +48,13 @@ def blocks(
     functions do not get those in ``undecoded``.
 
     The record holds ``steps``, ``episodes`` that end in the chunk, ``midway`` (rows with which an episode begins whose
-    beginning is missing), those of `Successors` and `Tally`, ``changed`` (leaves whose values are not those of the input,
-    unless functions get whole episodes), and ``seconds``. Raises SchemaError for results unlike the first one, and for
+    beginning is missing), those of `Successors` and `ResultCounts`, ``changed`` (leaves whose values are not those of the
+    input, unless functions get whole episodes), and ``seconds``. Raises SchemaError for results unlike the first one, and for
     successors of a state leaf that are not the observation of the following step.
     """
     with opened(job) as applier:
         began, whole, names = time.perf_counter(), applier.whole, applier.chain.names
-        applier.tally = Tally()
+        applier.tally = ResultCounts()
         expected = shapes_of_schema(Schema(tuple(filled(schema))))
         kept = {path for leaf in applier.dataset.schema for path in leaf.names if path in expected}
         compared = {path for name in copyable for path in (name, "next/" + name)}
@@ -82,7 +92,7 @@ def _rows(batch: ResultBatch, schema: Schema, copied: Collection[str], ends: tor
             assert batch.source is not None
             place, stored = batch.source.place, batch.source.states[leaf.name]
             runs = runs_of(in_state_order(place, place + 1, ends) + stored.first)
-            rows[leaf.name] = StoredRows(_Copied(stored, runs), 0, len(ends) + int(ends.sum()))
+            rows[leaf.name] = CopiedRows(_Copied(stored, runs), 0, len(ends) + int(ends.sum()))
         elif leaf.kind == "state":
             rows[leaf.name] = in_state_order(columns[leaf.name], columns["next/" + leaf.name], ends).numpy()
         elif leaf.name not in RESULT_FLAGS:
@@ -100,7 +110,7 @@ def _bits(batch: ResultBatch) -> np.ndarray:
 class _Copied:
     """Rows of the input, ``runs`` of them one after the other."""
 
-    def __init__(self, stored: Stored, runs: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, stored: StoredStates, runs: Sequence[tuple[int, int]]) -> None:
         self._rows, self._runs = stored.rows, runs
 
     def stored(self, first: int, stop: int) -> tuple[np.ndarray, np.ndarray]:

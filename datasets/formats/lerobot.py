@@ -38,7 +38,7 @@ _MOST = 1 << 62
 
 
 @dataclass(frozen=True)
-class Feature:
+class LeRobotFeature:
     """A column: ``dtype`` as stated (``video`` and ``image`` among them), ``shape`` of a row, ``depth`` parameters or None."""
 
     name: str
@@ -69,17 +69,17 @@ class ListedEpisode(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Info:
+class LeRobotInfo:
     """``meta/info.json``. ``record`` is all of it."""
 
     where: str
     version: int
     fps: float
-    features: tuple[Feature, ...]
+    features: tuple[LeRobotFeature, ...]
     record: Mapping[str, Any]
 
     @classmethod
-    def parse(cls, data: bytes, where: str) -> Info:
+    def parse(cls, data: bytes, where: str) -> LeRobotInfo:
         """Raises CorruptSourceError, and UsageError for an unsupported layout."""
         try:
             record = json.loads(data)
@@ -113,7 +113,7 @@ class Info:
         return path
 
 
-def _feature(name: str, stated: Mapping[str, Any]) -> Feature:
+def _feature(name: str, stated: Mapping[str, Any]) -> LeRobotFeature:
     shape = tuple(int(size) for size in stated["shape"])
     names = stated.get("names")
     first = str(names[0]) if isinstance(names, list) and names else ""
@@ -127,13 +127,13 @@ def _feature(name: str, stated: Mapping[str, Any]) -> Feature:
             for key, default in (("depth_min", 0.01), ("depth_max", 10.0), ("shift", 3.5))
         )
         depth = (low, high, shift, bool(info.get("video.use_log", True)))
-    return Feature(str(name), str(stated["dtype"]), shape, depth)
+    return LeRobotFeature(str(name), str(stated["dtype"]), shape, depth)
 
 
 # -- episodes and tasks --------------------------------------------------------------------------------------------------
 
 
-def episodes_from(info: Info, cameras: Sequence[str], files: Mapping[str, bytes]) -> list[ListedEpisode]:
+def episodes_from(info: LeRobotInfo, cameras: Sequence[str], files: Mapping[str, bytes]) -> list[ListedEpisode]:
     """The episodes that the metadata files list, by path, in order of their number. Raises CorruptSourceError."""
     found: dict[int, ListedEpisode] = {}
     for name, data in files.items():
@@ -149,7 +149,7 @@ def episodes_from(info: Info, cameras: Sequence[str], files: Mapping[str, bytes]
     return [found[index] for index in sorted(found)]
 
 
-def _episode(info: Info, cameras: Sequence[str], record: Mapping[str, Any]) -> ListedEpisode:
+def _episode(info: LeRobotInfo, cameras: Sequence[str], record: Mapping[str, Any]) -> ListedEpisode:
     index, length = _number(record["episode_index"]), _number(record["length"])
     if info.version == 2:
         stated = info.record.get("chunks_size")

@@ -65,7 +65,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Info:
+class TfdsInfo:
     """What ``dataset_info.json`` says."""
 
     name: str
@@ -76,7 +76,7 @@ class Info:
     licence: str
 
 
-def parse_info(data: bytes, where: str) -> Info:
+def parse_info(data: bytes, where: str) -> TfdsInfo:
     """Raises CorruptSourceError, and UsageError for files of another format than TFRecord."""
     record = _json(data, where)
     found = str(record.get("fileFormat") or _FORMAT).lower()
@@ -93,7 +93,7 @@ def parse_info(data: bytes, where: str) -> Info:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
         raise CorruptSourceError(message, hint=REFETCH) from error
-    return Info(name, version, splits, description, citation, str(licence or ""))
+    return TfdsInfo(name, version, splits, description, citation, str(licence or ""))
 
 
 def _split(dataset: str, record: Mapping[str, Any]) -> Split:
@@ -118,7 +118,7 @@ def _value_of(values: dict[str, str], match: re.Match[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Feature:
+class TfdsFeature:
     """What a key of a record holds: of ``name``, in every step or (not ``in_steps``) once an episode.
 
     ``shape`` and ``dtype`` are those of a value; a picture may not state its height and width (None). With ``items`` a value is
@@ -159,7 +159,7 @@ class Feature:
 class Features:
     """The features that have values of one size, or text; ``left_out`` are all others, and why."""
 
-    features: tuple[Feature, ...]
+    features: tuple[TfdsFeature, ...]
     left_out: Mapping[str, str]
 
 
@@ -173,14 +173,14 @@ def parse_features(data: bytes, where: str) -> Features:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
         raise CorruptSourceError(message, hint=REFETCH) from error
-    found = tuple(one for _, one in every if isinstance(one, Feature))
+    found = tuple(one for _, one in every if isinstance(one, TfdsFeature))
     if not any(feature.in_steps for feature in found):
         message = f"{where} describes no episodes: it has no {STEPS}"
         raise CorruptSourceError(message, hint="only datasets in the layout of RLDS can be read")
     return Features(found, {name: why for name, why in every if isinstance(why, str)})
 
 
-def _walk(feature: Mapping[str, Any], name: str, items: list[int]) -> Iterator[tuple[str, Feature | str]]:
+def _walk(feature: Mapping[str, Any], name: str, items: list[int]) -> Iterator[tuple[str, TfdsFeature | str]]:
     """The features below one, or why they have no rows; ``items`` are the lengths of the sequences around it, without that of
     steps. Raises ValueError for an unknown feature."""
     inner = feature.get("featuresDict")
@@ -210,7 +210,7 @@ _BASIC: dict[str, tuple[Kind, dict[str, Any]]] = {
 }
 
 
-def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, Any]) -> Feature | str:
+def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, Any]) -> TfdsFeature | str:
     in_steps, dtype = name.partition("/")[0] == STEPS, str(content["dtype"])
     sizes = map(int, (content.get("shape") or {}).get("dimensions") or [])
     shape = tuple(None if size < 0 else size for size in sizes)
@@ -241,7 +241,9 @@ def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, An
     low, high = (_number(content.get(side)) for side in ("minimum", "maximum"))
     classes = int(content.get("numClasses") or 0)
     stated = (low, high, classes if 0 < classes < 1 << 31 and not items else None)
-    one = Feature(name, in_steps, kind, dtype, shape, items[0] if items else None, ragged, encoding == "zlib", *stated)
+    one = TfdsFeature(
+        name, in_steps, kind, dtype, shape, items[0] if items else None, ragged, encoding == "zlib", *stated
+    )
     if one.row_bytes * max(1, one.items or 1) > LARGEST_ROW:
         raise ValueError(f"a value of {name} has {one.row_bytes} bytes, the largest that is read has {LARGEST_ROW}")
     return one
@@ -272,7 +274,7 @@ class Values:
     the numbers of elements, all of which are in ``content``, one after the other.
     """
 
-    feature: Feature
+    feature: TfdsFeature
     where: str
     content: np.ndarray | list[bytes]
     lengths: np.ndarray | None = None
@@ -349,7 +351,7 @@ def row_blocks(count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
     return ((low, min(low + size, count)) for low in range(0, count, size))
 
 
-def read_values(lists: Lists, feature: Feature, where: str) -> Values:
+def read_values(lists: Lists, feature: TfdsFeature, where: str) -> Values:
     """The values of a feature in a record. Raises CorruptSourceError."""
     key = f"{feature.name}/ragged_flat_values" if feature.ragged else feature.name
     where = f"{where}: {feature.name}"
@@ -379,7 +381,7 @@ def _lengths(lists: Lists, name: str) -> np.ndarray:
     return lengths
 
 
-def _numbers(lists: Lists, key: str, feature: Feature) -> np.ndarray:
+def _numbers(lists: Lists, key: str, feature: TfdsFeature) -> np.ndarray:
     dtype, found = np.dtype(feature.dtype), lists.numbers(key)
     values = np.empty(0, dtype) if found is None else _cast(found, dtype)
     shape = tuple(one or 0 for one in feature.shape)
@@ -401,7 +403,7 @@ def _cast(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return stored
 
 
-def _tensor(data: bytes, feature: Feature, where: str) -> np.ndarray:
+def _tensor(data: bytes, feature: TfdsFeature, where: str) -> np.ndarray:
     """One encoded value, as ``[1, *shape]``, or its elements."""
     shape = tuple(size or 0 for size in feature.shape)
     most = LARGEST_ROW if feature.items == -1 else feature.row_bytes

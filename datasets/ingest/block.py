@@ -50,7 +50,7 @@ class LazyRows:
 
 
 @dataclass(frozen=True)
-class StoredRows:
+class CopiedRows:
     """Rows ``first`` to ``stop - 1`` of an open state leaf (`codecs.CompressedRows`) that is stored as the new one: they are
     copied as they are."""
 
@@ -65,7 +65,7 @@ class StoredRows:
 
 
 #: The rows of a column in a block.
-Rows = np.ndarray | LazyRows | StoredRows
+Rows = np.ndarray | LazyRows | CopiedRows
 
 
 def lazy(rows: np.ndarray | LazyRows) -> LazyRows:

@@ -29,7 +29,7 @@ from ...storage.part_file import RowsFile, encoder_of
 from ...storage.schema import Schema
 from ...storage.work import PART_RECORD, PARTS, read_sealed, sealed
 from ..workers.task import OnBlock
-from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, Rows, RowsSink, StoredRows, final_states, lazy
+from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, CopiedRows, Rows, RowsSink, final_states, lazy
 from .dictionary import dictionary_mark, dictionary_path, store_dictionaries, trained_leaves
 from .trajectories import column_difference, columns_of
 from .unit import BITS, LEAD, Part, PartContents, PartRows, PartSection, Unit, stem_of
@@ -205,7 +205,7 @@ class _PartWriter:
             columns = {**self._flags(block.bits), **columns}
         first = None if final is None else section.starts(final)
         for name, given in columns.items():
-            leaf, rows = self.schema[name], given if isinstance(given, StoredRows) else lazy(given)
+            leaf, rows = self.schema[name], given if isinstance(given, CopiedRows) else lazy(given)
             sink, wanted = self._sink(section, leaf), None if final is None else len(final)
             if leaf.kind == "step" and name in self._twins and "next/" + name not in columns:
                 assert final is not None and first is not None

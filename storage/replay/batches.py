@@ -1,7 +1,7 @@
 """How a batch comes about: drawn, read, finished.
 
     draw       the sampler's next steps, of several batches at once        `Batches.draw`, under the buffer's lock
-    read       small leaves of these batches together, large ones alone    `Reader`, by `columns`
+    read       small leaves of these batches together, large ones alone    `BatchReader`, by `columns`
     finish     collation, transforms, pinned memory, device, form          `Batches.finish`, without the lock
 
 A batch is a function of the seed, its number and the contents (`order`), so what is drawn and read ahead is a cache: it is
@@ -28,9 +28,9 @@ from ...errors import UsageError
 from ..window import nest, nest_dictionary
 from .around import Around
 from .chain import Transforms
-from .columns import At, Column, step_columns
+from .columns import At, BatchColumn, step_columns
 from .draw import Draw, flags_of, mask_error, over_tail
-from .order import Order, Place, Turn, drawing_for
+from .order import Order, OrderPlace, Turn, drawing_for
 from .output import Output
 from .samplers.sampler import Sampler, checked, draws_ahead
 from .storages.storage import Storage, reads_by_get
@@ -69,7 +69,7 @@ class Drawn(NamedTuple):
     were given it together with those of other batches.
     """
 
-    place: Place
+    place: OrderPlace
     draw: Draw
     part: int
     size: int
@@ -93,7 +93,7 @@ class Batches:
         self._ahead: deque[Drawn] = deque()
         self._made_of: Any = None  # the size, the number and the versions that the next of `_ahead` was drawn with
         self._count = 1  # batches to draw at once; grows while they are used
-        self._reader: Reader | None = None
+        self._reader: BatchReader | None = None
         self._queue: Any = None
         if options.prefetch:
             from .prefetch import Prefetcher
@@ -116,7 +116,7 @@ class Batches:
 
     # -- draw --------------------------------------------------------------------------------------------------------
 
-    def draw(self, size: int, place: Place) -> Drawn:
+    def draw(self, size: int, place: OrderPlace) -> Drawn:
         """The batch that follows a place in the order."""
         made_of = size, place.number, self.storage.version, self.sampler.version
         if not self._ahead or self._made_of != made_of:
@@ -125,7 +125,7 @@ class Batches:
         self._made_of = size, drawn.place.number, *made_of[2:]
         return drawn
 
-    def _draw_ahead(self, size: int, place: Place, made_of: Any) -> None:
+    def _draw_ahead(self, size: int, place: OrderPlace, made_of: Any) -> None:
         """Draw some batches, and read their small leaves: twice as many as before, if those were used."""
         self._ahead.clear()
         reader, count = self.reader(), 1
@@ -141,7 +141,7 @@ class Batches:
         for part, one in enumerate(begun):
             self._ahead.append(Drawn(draw.places[part], draw, part, draw.sizes[part], *one))
 
-    def _by_user(self, size: int, place: Place) -> tuple[Draw, Turn]:
+    def _by_user(self, size: int, place: OrderPlace) -> tuple[Draw, Turn]:
         """One batch by a ``sample`` of the user's: the order counts it, and gives it a generator."""
         sampler, order, delivered = self.sampler, self.order, self.order.place
         order.place = place
@@ -155,7 +155,7 @@ class Batches:
             order.place = delivered
         return Draw(rows, [len(rows)], [after], info), turn
 
-    def reader(self) -> Reader | None:
+    def reader(self) -> BatchReader | None:
         """The reader by leaves, made again when the storage has other leaves; None where whole records are read."""
         storage, options = self.storage, self.options
         leaves = storage.leaves()
@@ -166,7 +166,7 @@ class Batches:
             by_user = options.goals is not None and options.goals.by_user
             changed = self.transforms.chain or options.collate is not None or by_user
             output = None if changed else options.output  # what is changed has its form made afterwards
-            self._reader = Reader(storage, options.around, options.with_info, options.goals, output)
+            self._reader = BatchReader(storage, options.around, options.with_info, options.goals, output)
         return self._reader
 
     def at(self, rows: torch.Tensor, *, formed: bool = True) -> Any:
@@ -292,7 +292,7 @@ class Batches:
 # -- reading leaf by leaf ------------------------------------------------------------------------------------------------
 
 
-class Reader:
+class BatchReader:
     """Reads batches leaf by leaf, from a storage with leaves; ``with_info``: with index, weights and the flags of slices.
 
     Raises UsageError for windows of storages that hold whole records, and as the columns of `windows`.
@@ -311,7 +311,7 @@ class Reader:
         self._tail, self._device, self._output = storage.batch_tail, storage.device, output
         self._rows_are_index = storage.ndim == 1 and not self._tail
 
-    def _columns(self, around: Around) -> list[Column]:
+    def _columns(self, around: Around) -> list[BatchColumn]:
         if self.leaves is None or (around.names and reads_by_get(self.storage)):
             kind = type(self.storage).__name__
             if reads_by_get(self.storage):
@@ -410,8 +410,8 @@ def _either(drawn: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 def read_steps(storage: Storage, steps: torch.Tensor, around: Around) -> TensorDict:
     """These steps (int64 ``[n]``) as batches have them, for a preprocessing run."""
-    reader = Reader(storage, around, False)
-    at, columns, _ = reader.begin(Draw(steps, [len(steps)], [Place()]), None)[0]
+    reader = BatchReader(storage, around, False)
+    at, columns, _ = reader.begin(Draw(steps, [len(steps)], [OrderPlace()]), None)[0]
     return reader.finish(len(steps), at, columns).clone()  # stacks are overlapping views of the same memory
 
 

@@ -37,7 +37,7 @@ from ..row_index import NoRecordError, is_part_of_all, row_index
 from .around import Around
 from .batches import Batches, Options, stack_records
 from .chain import Transforms
-from .order import Order, Place
+from .order import Order, OrderPlace
 from .samplers.sampler import RandomSampler, Sampler
 from .storages.dataset_storage import DatasetStorage
 from .storages.rows import index_error
@@ -319,23 +319,23 @@ class ReplayBuffer:
     @property
     def _ran_out(self) -> bool:
         """Whether the batch that this thread sampled last ended a pass."""
-        return getattr(self._last, "place", Place()).ended
+        return getattr(self._last, "place", OrderPlace()).ended
 
     def __iter__(self) -> Iterator[Any]:
         """Endless batches, or the batches of one pass if the sampler has passes."""
         if self.batch_size is None:
             raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
-        before: Place | None = None
+        before: OrderPlace | None = None
         while True:
             batch = self.sample()
             self._warn_of_restart(before)
-            before = getattr(self._last, "place", Place())
+            before = getattr(self._last, "place", OrderPlace())
             yield batch
             if before.ended or self._ran_out:  # the loop may sample the end of the pass itself
                 return
 
-    def _warn_of_restart(self, before: Place | None) -> None:
-        after = getattr(self._last, "place", Place())
+    def _warn_of_restart(self, before: OrderPlace | None) -> None:
+        after = getattr(self._last, "place", OrderPlace())
         if before is not None and before.taken and after.rows != before.rows:
             message = (
                 "a write during an iteration without replacement has started the pass again, from its first batch: "
@@ -610,9 +610,9 @@ class ReplayBuffer:
             raise UsageError(f"the state is of a {state['kind']}, not of a {type(self).__name__}")
         parts = {"_storage": self.storage, "_sampler": self.sampler, "_writer": self.writer}
         for name, one in parts.items():
-            said, own = state["parts"][name], type(one).__name__
-            if said != own and not (name == "_storage" and _in_tensors(said) and _in_tensors(own)):
-                raise UsageError(f"the state's {name[1:]} is a {said}, the buffer's a {own}")
+            stated, own = state["parts"][name], type(one).__name__
+            if stated != own and not (name == "_storage" and _in_tensors(stated) and _in_tensors(own)):
+                raise UsageError(f"the state's {name[1:]} is a {stated}, the buffer's a {own}")
 
     def _load_small(self, state: dict[str, Any]) -> None:
         order = state["order"]
@@ -623,7 +623,7 @@ class ReplayBuffer:
         self.transform.load_state_dict(state["_transforms"])
         self._batches.order.load_state_dict(order)
         self._returned, self._pass_ended, self.batch_size = returned, ended, state["_batch_size"]
-        self._last.place = Place()
+        self._last.place = OrderPlace()
 
     def dumps(self, path: Any) -> None:
         """Write everything to a folder; see `checkpoint`."""

@@ -1,7 +1,7 @@
 """How a batch is read: column by column, one gather for each leaf.
 
-A `Column` reads the leaves of one stored leaf for the steps of a draw, whose places in time `At` computes when a column asks
-for them. Batches do not share memory with the storage, nor do the leaves of a batch with each other.
+A `BatchColumn` reads the leaves of one stored leaf for the steps of a draw, whose places in time `At` computes when a column
+asks for them. Batches do not share memory with the storage, nor do the leaves of a batch with each other.
 
 This module has the columns of single steps, `windows` those that read rows around a step: stacks, n-step returns and windows.
 """
@@ -119,7 +119,7 @@ class At:
         return found
 
 
-class Column:
+class BatchColumn:
     """Reads leaves of a batch. ``bytes``: how many for each step; ``names``: the paths of the leaves."""
 
     bytes: int
@@ -133,7 +133,7 @@ class Column:
         raise NotImplementedError
 
 
-class StepColumn(Column):
+class StepColumn(BatchColumn):
     """A leaf with a row for each step."""
 
     def __init__(self, rows: Rows) -> None:
@@ -149,7 +149,7 @@ class StepColumn(Column):
         return (self._rows.take(at.rows),)
 
 
-class StateColumn(Column):
+class StateColumn(BatchColumn):
     """A leaf with a row for each state: the state of a step and its successor, which is the next row; or one of both."""
 
     def __init__(self, rows: Rows, names: Sequence[str]) -> None:
@@ -187,10 +187,10 @@ class StateColumn(Column):
         return torch.from_numpy(read[:, :-1].copy().reshape(shape)), torch.from_numpy(read[:, 1:].reshape(shape))
 
 
-class Only(Column):
+class Only(BatchColumn):
     """Some of the leaves that a column reads."""
 
-    def __init__(self, column: Column, names: Sequence[str]) -> None:
+    def __init__(self, column: BatchColumn, names: Sequence[str]) -> None:
         self._column, self.names, self.bytes, self.plan = column, tuple(names), column.bytes, column.plan  # type: ignore[method-assign]
         self._places = [column.names.index(name) for name in names]
 
@@ -199,10 +199,12 @@ class Only(Column):
         return tuple(found[place] for place in self._places)
 
 
-def step_columns(storage: Storage, leaves: Mapping[str, Rows], *, with_info: bool, without: Any = ()) -> list[Column]:
+def step_columns(
+    storage: Storage, leaves: Mapping[str, Rows], *, with_info: bool, without: Any = ()
+) -> list[BatchColumn]:
     """A column for each leaf, those of ``storage.keys`` if it has such; ``without`` these paths."""
     keys = storage.keys
-    columns: list[Column] = []
+    columns: list[BatchColumn] = []
     for name, rows in leaves.items():
         # An ``index`` that a writer stored is not read: the drawn rows are known already.
         paths = (name, f"next/{name}") if rows.leaf.kind == "state" else (name,)

@@ -21,7 +21,7 @@ from functools import cached_property
 import torch
 
 from ...errors import UsageError
-from .order import Place
+from .order import OrderPlace
 from .timeline import Key, Timeline
 
 
@@ -96,7 +96,7 @@ class Draw:
 
     rows: torch.Tensor
     sizes: list[int]
-    places: list[Place]
+    places: list[OrderPlace]
     info: dict[Key, torch.Tensor] = field(default_factory=dict)
     slices: Slices | None = None
     counts: list[int] = field(default_factory=list)

@@ -36,7 +36,7 @@ from ..codecs.codec import Rows
 from ..dataset import Dataset
 from ..window import read_window
 from .around import Around
-from .columns import At, Column
+from .columns import At, BatchColumn
 from .draw import Draw
 from .order import Turn
 from .storages.storage import Storage
@@ -131,13 +131,13 @@ class Relabeling:
                 message = f"{dataset.id} has no {mixture.goal_key!r} that goals could be taken from"
                 raise UsageError(message, hint=f"goal_key is one of {', '.join(dataset.rows)}")
 
-    def columns(self, storage: Storage, around: Around, columns: list[Column]) -> list[Column]:
+    def columns(self, storage: Storage, around: Around, columns: list[BatchColumn]) -> list[BatchColumn]:
         """The columns of a batch with goals."""
         for column in columns:
             if len(column.names) > 1 and set(column.names) & {*REPLACED}:
                 raise UsageError(f"goals replace {', '.join(REPLACED)}: leave these windows out")
         replaced = {*REPLACED, "discount"} if self._discount else {*REPLACED}
-        made: list[Column] = [column for column in columns if not replaced.issuperset(column.names)]
+        made: list[BatchColumn] = [column for column in columns if not replaced.issuperset(column.names)]
         stacked = {name for column in columns if len(column.names) == 2 for name in column.names[:1]}
         for name, mixture in self._mixtures.items():
             for leaf, below in _leaves_at(self._dataset, mixture).items():
@@ -182,7 +182,7 @@ class Relabeling:
         return batch
 
 
-class GoalColumn(Column):
+class GoalColumn(BatchColumn):
     """A leaf at the steps that are goals; a stack of it, if ``stack`` is given."""
 
     def __init__(self, dataset: Dataset, leaf: str, name: str, mixture: str, stack: int | None, pad: Any) -> None:
@@ -206,7 +206,7 @@ class GoalColumn(Column):
         return (read_window(self._rows, step - (self._stack - 1), self._stack, low, high, self._pad),)
 
 
-class RewardColumn(Column):
+class RewardColumn(BatchColumn):
     """Rewards and flags of goals. Those of a ``reward_fn`` are put in their place afterwards."""
 
     def __init__(self, truncated: Rows, goals: Goals, *, discount: bool) -> None:

@@ -31,7 +31,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ...errors import UsageError
 from ..row_index import row_index
-from .order import Order, Place, hashed
+from .order import Order, OrderPlace, hashed
 from .output import record
 from .storages.trees import tree_copied
 
@@ -48,7 +48,7 @@ class ReplayIterable(IterableDataset):
         if batches is not None and batches < 1:
             raise UsageError(f"batches must be at least 1, not {batches}")
         self.buffer, self.batches = buffer, batches
-        #: Where the iterator under way begins, for its workers: a `Place`, and how many batches came before; -1: not known.
+        #: Where the iterator under way begins, for its workers: an `OrderPlace`, and how many batches came before; -1: unknown.
         self.start = torch.tensor([-1, 0, 0, 0, 0, 0], device="cpu").share_memory_()
 
     def __iter__(self) -> Iterator[Any]:
@@ -73,7 +73,7 @@ class ReplayIterable(IterableDataset):
         if place[0] < 0:  # a loader of the user's, which draws a seed for every iterator
             order = Order(hashed(now.seed, seed), now.rank, now.world)
         else:
-            order = Order(now.seed, now.rank, now.world, Place.of([*place[:4], bool(place[4])]))
+            order = Order(now.seed, now.rank, now.world, OrderPlace.of([*place[:4], bool(place[4])]))
         if order.skip(number, self.buffer._one_pass()):
             return
         order.stride = workers

@@ -6,7 +6,7 @@ A batch is a function of the seed, its number and the contents:
     order of pass p        a permutation computed from (seed, p)           `Permutation`
 
 So nothing is ever taken back. Batches may be drawn ahead, in groups, in threads or in other processes: each is what it would
-have been alone. The state of an order is its `Place`: a few whole numbers.
+have been alone. The state of an order is its `OrderPlace`: a few whole numbers.
 
 Data-parallel training: with replacement every rank has numbers of its own. Without, all follow one order of the pass, and a
 batch of rank r of w takes places ``taken + r, taken + r + w, ...``; ``taken`` counts the places of all ranks, so that any
@@ -70,7 +70,7 @@ def draw_seed() -> int:
     return int(torch.randint(1 << 62, (), device="cpu"))
 
 
-class Place(NamedTuple):
+class OrderPlace(NamedTuple):
     """A place in the order: ``number`` batches were drawn before.
 
     Without replacement also: the number of the pass (``passed`` before it), the places ``taken`` of it by all processes
@@ -84,7 +84,7 @@ class Place(NamedTuple):
     ended: bool = False
 
     @classmethod
-    def of(cls, given: Any) -> Place:
+    def of(cls, given: Any) -> OrderPlace:
         """From a list as `Order.state_dict` has it. Raises UsageError for anything else."""
         values = list(given) if isinstance(given, (list, tuple)) else []
         if len(values) != 5 or any(type(value) not in (int, bool) or not 0 <= value < 1 << 62 for value in values):
@@ -109,7 +109,14 @@ class Order:
     With a ``stride`` of w only every w-th batch is taken: a worker of a data loader takes batches by their number.
     """
 
-    def __init__(self, seed: int, rank: int = 0, world: int = 1, place: Place = Place(), stride: int = 1) -> None:  # noqa: B008
+    def __init__(
+        self,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        place: OrderPlace = OrderPlace(),  # noqa: B008
+        stride: int = 1,
+    ) -> None:
         self.seed, self.rank, self.world, self.place, self.stride = seed, rank, world, place, stride
 
     @classmethod
@@ -127,7 +134,7 @@ class Order:
             return cls(int(torch.randint(1 << 62, (), generator=generator, device="cpu")), rank, world_size)
         return cls(draw_seed() if seed is None else whole_number("seed", seed, 0, WORD), rank, world_size)
 
-    def turn(self, count: int = 1, place: Place | None = None) -> Turn:
+    def turn(self, count: int = 1, place: OrderPlace | None = None) -> Turn:
         """The numbers of ``count`` draws from ``place`` on, by default the present one; the order does not move."""
         return Turn(self, self.place if place is None else place, count)
 
@@ -135,7 +142,7 @@ class Order:
         """Leave the rest of the pass that is under way, if any."""
         place = self.place
         if place.taken:
-            self.place = Place(place.number, place.passed + 1, 0, place.rows)
+            self.place = OrderPlace(place.number, place.passed + 1, 0, place.rows)
 
     def skip(self, count: int, one_pass: Pass | None) -> bool:
         """Go past ``count`` batches of this process, at most to the end of the pass; returns whether it ended."""
@@ -151,7 +158,7 @@ class Order:
         self.place = place
         return bool(count) and place.ended
 
-    def steps(self, one_pass: Pass, place: Place, count: int) -> list[tuple[Place, int, Place]]:
+    def steps(self, one_pass: Pass, place: OrderPlace, count: int) -> list[tuple[OrderPlace, int, OrderPlace]]:
         """Up to ``count`` batches of a pass from a place on: the place before each, its rows, and the place after it.
 
         Raises SamplingError where ``drop_last`` leaves no batch.
@@ -163,7 +170,7 @@ class Order:
             )
             raise SamplingError(message, hint="take smaller batches, or drop_last=False")
         place = self._begun(place, one_pass)
-        found: list[tuple[Place, int, Place]] = []
+        found: list[tuple[OrderPlace, int, OrderPlace]] = []
         while len(found) < count:
             before, place = place, self._after(place, one_pass)
             for _ in range(self.stride - 1):
@@ -176,25 +183,25 @@ class Order:
                 break
         return found
 
-    def _begun(self, place: Place, one_pass: Pass) -> Place:
+    def _begun(self, place: OrderPlace, one_pass: Pass) -> OrderPlace:
         """A place from which at least one batch is left, if need be in the next pass."""
         size, each, drop_last = one_pass
         if place.rows != size:  # the storage has grown or shrunk: the old place is meaningless
-            place = Place(place.number, place.passed, 0, size)
+            place = OrderPlace(place.number, place.passed, 0, size)
         if drop_last and self._left(place, drop_last) < each:
-            place = Place(place.number, place.passed + 1, 0, size)
+            place = OrderPlace(place.number, place.passed + 1, 0, size)
         return place
 
-    def _after(self, place: Place, one_pass: Pass) -> Place:
+    def _after(self, place: OrderPlace, one_pass: Pass) -> OrderPlace:
         """The place after the next batch."""
         size, each, drop_last = one_pass
         left = self._left(place, drop_last)
         own = min(each, left)
         if left == own or (drop_last and left - own < each):
-            return Place(place.number + 1, place.passed + 1, 0, size, True)
-        return Place(place.number + 1, place.passed, place.taken + own * self.world, size)
+            return OrderPlace(place.number + 1, place.passed + 1, 0, size, True)
+        return OrderPlace(place.number + 1, place.passed, place.taken + own * self.world, size)
 
-    def _left(self, place: Place, drop_last: bool) -> int:
+    def _left(self, place: OrderPlace, drop_last: bool) -> int:
         """The rows that this process still takes of the pass."""
         left = place.rows - place.taken
         return left // self.world if drop_last else len(range(self.rank, left, self.world))
@@ -203,7 +210,7 @@ class Order:
         return {"seed": self.seed, "place": list(self.place)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        place, seed = Place.of(state["place"]), state["seed"]
+        place, seed = OrderPlace.of(state["place"]), state["seed"]
         if type(seed) is not int or not 0 <= seed <= WORD:
             raise UsageError(f"{seed!r} is not a seed")
         self.place, self.seed = place, seed
@@ -216,11 +223,11 @@ class Turn:
     after each batch; fewer than ``count`` where a pass ends.
     """
 
-    def __init__(self, order: Order, place: Place, count: int) -> None:
+    def __init__(self, order: Order, place: OrderPlace, count: int) -> None:
         self.order, self.count, self._place, self._calls = order, count, place, 0
         self._key = hashed(order.seed, order.rank)
         numbers = range(place.number + order.stride, place.number + order.stride * (count + 1), order.stride)
-        self.places = list(map(Place, numbers, repeat(place.passed), repeat(place.taken), repeat(place.rows)))
+        self.places = list(map(OrderPlace, numbers, repeat(place.passed), repeat(place.taken), repeat(place.rows)))
 
     def _bits(self, each: int) -> np.ndarray:
         """uint64 ``[count * each]``."""

@@ -22,10 +22,10 @@ from .devices import record_stream
 _inside = threading.local()
 
 
-class Job:
+class PendingBatch:
     """A batch on its way: drawn for a ``size``, its rows ``read`` or not, and its ``result``."""
 
-    def __init__(self, drawn: Any, size: int, before: Job | None) -> None:
+    def __init__(self, drawn: Any, size: int, before: PendingBatch | None) -> None:
         self.drawn, self.size = drawn, size
         self.read, self._finished = threading.Event(), threading.Event()
         self._before = before
@@ -54,8 +54,8 @@ class Prefetcher:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self._jobs: deque[Job] = deque()
-        self._last: Job | None = None
+        self._jobs: deque[PendingBatch] = deque()
+        self._last: PendingBatch | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._process = 0  # that the threads belong to
 
@@ -80,10 +80,10 @@ class Prefetcher:
         return partial(self._delivered, job, batches.options.device), job.drawn
 
     @staticmethod
-    def _delivered(job: Job, device: Any) -> Any:
+    def _delivered(job: PendingBatch, device: Any) -> Any:
         return record_stream(job.result.result(), device)
 
-    def _fill(self, batches: Any, size: int, last: Job) -> None:
+    def _fill(self, batches: Any, size: int, last: PendingBatch) -> None:
         """Draw up to the depth, but not beyond the end of a pass: later draws belong to the next iteration."""
         last = self._jobs[-1] if self._jobs else last
         while len(self._jobs) < self.depth and not last.drawn.place.ended:
@@ -92,9 +92,9 @@ class Prefetcher:
             except Exception:  # the caller of that batch gets the error
                 return
 
-    def _submit(self, batches: Any, size: int) -> Job:
+    def _submit(self, batches: Any, size: int) -> PendingBatch:
         place = self._jobs[-1].drawn.place if self._jobs else batches.order.place
-        job = Job(batches.draw(size, place), size, self._last)
+        job = PendingBatch(batches.draw(size, place), size, self._last)
         if self._threads is None or self._process != os.getpid():  # a fork: the threads stay with the parent
             self._process, self._last = os.getpid(), None
             job._before = None

@@ -29,7 +29,7 @@ from ..memory_map import in_numpy
 from ..schema import FLAGS, LARGE_ROW
 from ..window import Windows, as_words, plan_windows, read_windows
 from .around import Around, NStep
-from .columns import At, Column, Only, step_columns
+from .columns import At, BatchColumn, Only, step_columns
 from .storages.rows import by_position
 from .storages.storage import Storage
 
@@ -37,7 +37,9 @@ from .storages.storage import Storage
 STACKED = ("observation", "pixels")
 
 
-def columns_around(storage: Storage, leaves: Mapping[str, Rows], around: Around, *, with_info: bool) -> list[Column]:
+def columns_around(
+    storage: Storage, leaves: Mapping[str, Rows], around: Around, *, with_info: bool
+) -> list[BatchColumn]:
     """The columns of a around with stacks, n-step returns or windows.
 
     Raises UsageError for keys that are missing, and for leaves that do not allow it.
@@ -46,7 +48,7 @@ def columns_around(storage: Storage, leaves: Mapping[str, Rows], around: Around,
         if storage.batch_tail:
             raise UsageError("windows are of steps: the records of this storage are trajectories")
         return window_columns(leaves, around)
-    columns: list[Column] = []
+    columns: list[BatchColumn] = []
     if around.n_step is not None:
         columns.append(NStepColumn(storage, leaves, around))
     if around.frame_stack is not None:
@@ -61,7 +63,7 @@ def columns_around(storage: Storage, leaves: Mapping[str, Rows], around: Around,
 # -- n-step returns ------------------------------------------------------------------------------------------------------
 
 
-class NStepColumn(Column):
+class NStepColumn(BatchColumn):
     """The discounted sum of rewards, and what goes with it."""
 
     names = ("next/reward", "next/original_reward", "steps_to_next_obs", "gamma")
@@ -94,10 +96,10 @@ class NStepColumn(Column):
 # -- stacks --------------------------------------------------------------------------------------------------------------
 
 
-def stack_columns(storage: Storage, leaves: Mapping[str, Rows], around: Around) -> list[Column]:
+def stack_columns(storage: Storage, leaves: Mapping[str, Rows], around: Around) -> list[BatchColumn]:
     """The columns of stacked observations: those of ``stack_keys``, or all."""
     keys, pad = around.stack_keys, around.padding
-    columns: list[Column] = []
+    columns: list[BatchColumn] = []
     if keys is not None:
         keys = [name for key in keys for name in at_and_below(key, leaves, "to stack")]
         if any(key in FLAGS for key in keys):
@@ -123,7 +125,7 @@ def stack_columns(storage: Storage, leaves: Mapping[str, Rows], around: Around) 
     return columns
 
 
-class StackColumn(Column):
+class StackColumn(BatchColumn):
     """Stacks of an observation laid out as plain TED, with separate leaves for step and successor.
 
     The stack of a successor is the stack of its step without the oldest observation, followed by the successor:
@@ -153,7 +155,7 @@ class StackColumn(Column):
         return stack, _append(before, self._after.take(at.last_rows))
 
 
-class StateStackColumn(Column):
+class StateStackColumn(BatchColumn):
     """Stacks of a state leaf, at a step and at its successor, from one window of rows.
 
     A batch on a GPU gets ``shared``, the windows that both were cut from: half of the bytes to copy (`devices`).
@@ -213,7 +215,7 @@ def _copy(rows: torch.Tensor) -> torch.Tensor:
 # -- windows by key ------------------------------------------------------------------------------------------------------
 
 
-def window_columns(leaves: Mapping[str, Rows], around: Around) -> list[Column]:
+def window_columns(leaves: Mapping[str, Rows], around: Around) -> list[BatchColumn]:
     assert around.windows is not None
     names = [name for rows in leaves.values() for name in _paths(rows)]
     nearest = sorted(around.windows.items(), key=lambda one: one[0].count("/"))  # a leaf's own window counts most
@@ -234,7 +236,7 @@ def _paths(rows: Rows) -> tuple[str, ...]:
     return (name, f"next/{name}") if rows.leaf.kind == "state" else (name,)
 
 
-class WindowColumn(Column):
+class WindowColumn(BatchColumn):
     """Rows ``first`` to ``last`` around each step, ``[B, length, *shape]``, and which of them belong to the episode.
 
     Outside of it there is ``pad``: its nearest row ("repeat") or zeros. Offsets of a state leaf, and of a leaf with a successor

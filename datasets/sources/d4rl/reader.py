@@ -26,7 +26,7 @@ from ...ingest.unit import Facts, Part
 from ...ingest.whole_file import ACCEPT, WholeFileReader
 from .file import CACHE, FileContents, read_flags, sample, survey
 from .registry import RegistryEntry, family_of
-from .rows import INNER, FileUnit, count_jumps
+from .rows import INNER, RowsUnit, count_jumps
 
 LICENCE = "CC-BY-4.0"
 CITATION = (
@@ -161,11 +161,11 @@ class D4rlReader(WholeFileReader):
         expected = expect_rows(self, rows.steps, int(np.count_nonzero(rows.last & rows.keep)), ratio)
         return replace(expected, notes=list(self._notes(rows.counts)), counted=True)
 
-    def units(self, lead: Part | None) -> list[FileUnit]:
+    def units(self, lead: Part | None) -> list[RowsUnit]:
         found, stat = self.found, self.path.stat()
         identity = json.dumps([stat.st_size, stat.st_mtime_ns, self._options()])
         how = (self.path, found.contents.has_next, found.transitions, self.columns, self._names)
-        return [FileUnit(0, self.item.url, found.transitions.steps, identity, *how)]
+        return [RowsUnit(0, self.item.url, found.transitions.steps, identity, *how)]
 
     def sample_rows(self) -> np.ndarray:
         return sample(self.path, self.item.url, self.found.contents.rows)

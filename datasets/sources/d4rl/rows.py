@@ -30,7 +30,7 @@ _BLOCK_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class FileUnit(Unit):
+class RowsUnit(Unit):
     """All rows of a file; ``name`` is its URL, ``names`` are its arrays by the keys of the ``columns``. ``has_next``: it states
     the successor of every row."""
 

@@ -128,7 +128,7 @@ def importable() -> Iterator[None]:
 
 
 @contextmanager
-def heard(notes: list[str]) -> Iterator[None]:
+def warnings_noted(notes: list[str]) -> Iterator[None]:
     """Gymnasium's warnings (an old version, a deprecated argument) become notes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<8sIIQBB")
 
 
 @dataclass(frozen=True)
-class Piece:
+class LoggedSteps:
     """A run of steps: ``rows`` of each column, and rewards float64 ``[steps]``. ``end`` is 0 if the episode continues."""
 
     env: int
@@ -62,7 +62,7 @@ class EpisodeLog:
         self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
         self._file.truncate(self._scan())
 
-    def append(self, piece: Piece) -> None:
+    def append(self, piece: LoggedSteps) -> None:
         """Add a record; it is with the operating system when this returns."""
         import zstandard
 
@@ -83,7 +83,7 @@ class EpisodeLog:
         """Close the file; the records stay."""
         self._file.close()
 
-    def pieces(self, env: int) -> Iterator[Piece]:
+    def pieces(self, env: int) -> Iterator[LoggedSteps]:
         """The records of an environment's whole episodes, in order."""
         import zstandard
 
@@ -97,7 +97,7 @@ class EpisodeLog:
                 rows.append(some.reshape(count, *column.shape))
                 at += some.nbytes
             rewards = np.frombuffer(data, "<f8", record.steps, at)
-            yield Piece(env, bool(record.begins), record.end, rows, rewards)
+            yield LoggedSteps(env, bool(record.begins), record.end, rows, rewards)
 
     def _add(self, record: _Record) -> None:
         episode = self._open_records[record.env]

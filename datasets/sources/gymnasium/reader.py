@@ -37,7 +37,7 @@ from ...ingest.records import ConvertOptions, Expectation, PartSpec, count_notes
 from ...ingest.spaces import SpaceLeaf, renamed, space_json, space_leaves
 from ...ingest.trajectories import Column, count_outcomes
 from ...ingest.unit import Facts, Part, Unit
-from .environments import Made, classes_of, heard, importable, specification, wrappers_of_returns
+from .environments import Made, classes_of, importable, specification, warnings_noted, wrappers_of_returns
 from .lanes import Lane, LeafRows, block_of, block_rows, count_outside, first_observation, step_results
 from .policy import RANDOM, Actor, find_policy, name_policy, reference, seed_generators
 
@@ -65,7 +65,7 @@ class PolicyUnit(Unit):
         RbdataError when policy or environment fail."""
         notes: list[str] = []
         with importable():
-            with heard(notes):
+            with warnings_noted(notes):
                 policy = self.policy
                 if isinstance(policy, str):
                     policy = None if policy == RANDOM else find_policy(policy)
@@ -290,7 +290,7 @@ class PolicyReader(EnvironmentReader):
         with importable():
             self._files = user_code.identity(reference(self._policy)) if named else {}
             notes: list[str] = []
-            with replace(self._made, count=1).opened() as (env,), heard(notes):  # one is enough for the spaces
+            with replace(self._made, count=1).opened() as (env,), warnings_noted(notes):  # one is enough for the spaces
                 super().__init__(made.id, env, count, options)
                 if not made.is_object and self.compressed():
                     self._ratio = self._measure(env)

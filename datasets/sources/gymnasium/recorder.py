@@ -37,7 +37,7 @@ from ...ingest.pipeline import mark_of, run
 from ...ingest.records import ConvertOptions, Expectation
 from ...ingest.request import Listener, Request
 from ...ingest.unit import Part, Unit
-from .episode_log import EpisodeLog, Piece
+from .episode_log import EpisodeLog, LoggedSteps
 from .lanes import Lane, LeafRows, block_of, block_rows, count_outside, first_observation, to_end, to_reward
 from .policy import check_action
 from .reader import EnvironmentReader
@@ -84,7 +84,7 @@ class LogUnit(Unit):
         assert reader.log is not None
         room, first = block_rows(reader.columns, reader.environments), len(reader.observation)
         for env in range(reader.environments):
-            waiting, held = list[Piece](), 0
+            waiting, held = list[LoggedSteps](), 0
             for piece in reader.log.pieces(env):  # blocks are larger than short episodes
                 outside += sum(map(count_outside, reader.action, piece.rows[first:]))
                 done, held = done + len(piece.rewards), held + len(piece.rewards)
@@ -98,7 +98,7 @@ class LogUnit(Unit):
         yield Block({}, place=(0, 0), record=about, done=done)
 
 
-def _joined(reader: LoopReader, pieces: Sequence[Piece], done: int) -> Block:
+def _joined(reader: LoopReader, pieces: Sequence[LoggedSteps], done: int) -> Block:
     """Pieces that follow each other as a block."""
     lengths = [len(piece.rewards) for piece in pieces]
     bits = np.zeros(sum(lengths), np.uint8)
@@ -149,7 +149,7 @@ class _Episode(Lane):
     def _write(self, end: int) -> None:
         """Write the steps in memory to the log."""
         rows, rewards, _ = self.ready()
-        self.log.append(Piece(self.number, self._begins, end, rows, rewards))
+        self.log.append(LoggedSteps(self.number, self._begins, end, rows, rewards))
         self.drop()  # not before: where the log cannot be written, the episode has no gap
         self._begins = False
 

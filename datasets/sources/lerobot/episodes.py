@@ -18,7 +18,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ...formats.arrow import ROW_OF_ONE, ParquetRows, damage_reported, number_dtype, number_rows
-from ...formats.lerobot import Feature, ListedEpisode, Span
+from ...formats.lerobot import LeRobotFeature, ListedEpisode, Span
 from ...formats.pictures import decode_picture
 from ...formats.video import COLOUR, DEPTH, Video, resize
 from ...ingest.block import LazyRows
@@ -40,7 +40,7 @@ class LerobotEpisodes(EpisodeReader):
     """
 
     fps: float
-    columns: Mapping[str, Feature]
+    columns: Mapping[str, LeRobotFeature]
     names: frozenset[str]
     size: tuple[int, int] | None
     tasks: Mapping[int, str]
@@ -123,7 +123,9 @@ class LerobotEpisodes(EpisodeReader):
 
     # -- frames --------------------------------------------------------------------------------------------------------
 
-    def _video(self, feature: Feature, video: Video, span: Span, rows: int, where: str, raw: RawInput) -> LazyRows:
+    def _video(
+        self, feature: LeRobotFeature, video: Video, span: Span, rows: int, where: str, raw: RawInput
+    ) -> LazyRows:
         first = round(span.begin * self.fps)
         if span.end is not None and round(span.end * self.fps) - first != rows:
             stated = round(span.end * self.fps) - first
@@ -146,7 +148,7 @@ class LerobotEpisodes(EpisodeReader):
         shape = (*(self.size or video.shape[:2]), video.shape[2])
         return LazyRows("float32" if feature.depth else "uint8", shape, blocks())
 
-    def _pictures(self, feature: Feature, table: _Table, low: int, high: int, where: str) -> LazyRows:
+    def _pictures(self, feature: LeRobotFeature, table: _Table, low: int, high: int, where: str) -> LazyRows:
         place = f"{where}: {feature.name}"
         pictures = (decode_picture(data, place) for data in table.bytes_of(feature.name, low, high, place))
         first = next(pictures)
@@ -166,7 +168,7 @@ class LerobotEpisodes(EpisodeReader):
         return resize(frames, self.size) if self.size else frames
 
 
-def _metres(codes: np.ndarray, feature: Feature) -> np.ndarray:
+def _metres(codes: np.ndarray, feature: LeRobotFeature) -> np.ndarray:
     """Depth in m, float32, of codes of 12 bits: linear, or in equal steps of the logarithm of depth + shift."""
     assert feature.depth is not None
     low, high, shift, is_logarithmic = feature.depth

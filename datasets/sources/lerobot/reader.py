@@ -17,7 +17,7 @@ from ....storage.leaf import RESERVED_EVERYWHERE, check_key
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...formats.arrow import require_pyarrow
-from ...formats.lerobot import INFO, KEYS, OWN, Feature, Info, ListedEpisode, episodes_from, tasks_from
+from ...formats.lerobot import INFO, KEYS, OWN, LeRobotFeature, LeRobotInfo, ListedEpisode, episodes_from, tasks_from
 from ...formats.limits import check_rows
 from ...formats.video import require_av
 from ...ingest.episode_files import EpisodeFiles, FileGroup
@@ -64,7 +64,7 @@ class LerobotReader(EpisodeFiles):
         self._inside, self._prefix, self.location = folder, f"{name}/" if name else "", location.pinned()
         self._listings: dict[str, dict[str, RemoteObject]] = {}
         extra, raw = options.extra, self._raw(INFO)
-        self.info = Info.parse(self.read_description(raw, _LARGEST_INFO), raw.item.url)
+        self.info = LeRobotInfo.parse(self.read_description(raw, _LARGEST_INFO), raw.item.url)
         self.size = parse_size(extra["size"])
         cameras = _chosen_cameras(self.info, extra["cameras"])
         self.leaves, self.left_out = _leaves(self.info, cameras, self._stated_keys())
@@ -193,7 +193,7 @@ def _paths(group: Sequence[ListedEpisode]) -> list[str]:
 
 
 def _parse(
-    files: Mapping[str, bytes], info: Info, videos: Sequence[str], _: Callable[..., None]
+    files: Mapping[str, bytes], info: LeRobotInfo, videos: Sequence[str], _: Callable[..., None]
 ) -> tuple[list[ListedEpisode], dict[int, str]]:
     """In a worker: the first file is that of the tasks."""
     (tasks, data), *episodes = files.items()
@@ -213,7 +213,7 @@ def parse_size(text: str | None) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def _chosen_cameras(info: Info, text: str | None) -> set[str]:
+def _chosen_cameras(info: LeRobotInfo, text: str | None) -> set[str]:
     """The cameras that are named, by the whole name of their column or its last part; all without a text."""
     cameras = [feature.name for feature in info.features if feature.is_camera]
     if text is None:
@@ -227,7 +227,7 @@ def _chosen_cameras(info: Info, text: str | None) -> set[str]:
     return found
 
 
-def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | None) -> list[ListedEpisode]:
+def _chosen_episodes(info: LeRobotInfo, listed: Sequence[ListedEpisode], text: str | None) -> list[ListedEpisode]:
     there = [one.number for one in listed]
     if text is None:
         for what, found in (("episodes", len(listed)), ("frames", sum(one.length for one in listed))):
@@ -245,11 +245,13 @@ def _chosen_episodes(info: Info, listed: Sequence[ListedEpisode], text: str | No
     return [one for one in listed if one.number in wanted]
 
 
-def _leaves(info: Info, cameras: set[str], stated: Mapping[str, str]) -> tuple[dict[str, Feature], dict[str, str]]:
+def _leaves(
+    info: LeRobotInfo, cameras: set[str], stated: Mapping[str, str]
+) -> tuple[dict[str, LeRobotFeature], dict[str, str]]:
     """The features that become leaves, by key, and why others do not. ``stated``: keys by feature, of an export."""
     features = [feature for feature in info.features if feature.name not in _RULES]
     keys = _keys([feature.name for feature in features], stated)
-    leaves, left_out = dict[str, Feature](), dict[str, str]()
+    leaves, left_out = dict[str, LeRobotFeature](), dict[str, str]()
     for feature in features:
         why = ""
         if stated and feature.name in OWN and feature.name not in stated:

@@ -72,7 +72,7 @@ class DataFiles:
 
     def open(self) -> AbstractContextManager[MinariFiles]:
         """Open them for reading. Raises CorruptSourceError, MissingExtraError for Arrow without pyarrow."""
-        return closing(Hdf5Files(self) if self.format == "hdf5" else ArrowFiles(self))
+        return closing(MinariHdf5(self) if self.format == "hdf5" else ArrowFiles(self))
 
 
 def is_part(path: str) -> bool:
@@ -80,7 +80,7 @@ def is_part(path: str) -> bool:
     return _PART.fullmatch(path) is not None or _ABOUT.fullmatch(path) is not None
 
 
-class Hdf5Files:
+class MinariHdf5:
     """An open ``main_data.hdf5``. Lists it by HDF5's own calls: a file has thousands of small arrays."""
 
     def __init__(self, data: DataFiles) -> None:
@@ -309,4 +309,4 @@ def _rows(parts: Sequence[Any], names: tuple[str, ...], low: int, high: int, at_
         first += part.rows
 
 
-MinariFiles: TypeAlias = Hdf5Files | ArrowFiles
+MinariFiles: TypeAlias = MinariHdf5 | ArrowFiles

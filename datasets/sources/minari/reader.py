@@ -30,7 +30,7 @@ from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
 from ...ingest.trajectories import BLOCK_BYTES, block_steps, to_rewards
 from ...ingest.unit import Facts, Part, Unit
-from .files import DataFiles, Hdf5Files, MinariFiles
+from .files import DataFiles, MinariFiles, MinariHdf5
 from .metadata import Metadata
 from .survey import Survey, survey
 
@@ -41,7 +41,7 @@ _SAMPLE_BYTES, _SAMPLE_ROWS = 24 << 20, 1500
 
 
 @dataclass(frozen=True)
-class EpisodesUnit(Unit):
+class MinariUnit(Unit):
     """The episodes ``first`` to ``stop - 1`` of a dataset, in blocks of steps: short ones are joined."""
 
     data: DataFiles
@@ -144,7 +144,7 @@ class MinariReader(Reader):
             sums = pool.submit(
                 lambda: {path: hash_file(file, Crc32c()).hexdigest() for path, file in data.files.items()}
             )
-            metadata = self._stated or (opened.metadata() if isinstance(opened, Hdf5Files) else Metadata(data_format))
+            metadata = self._stated or (opened.metadata() if isinstance(opened, MinariHdf5) else Metadata(data_format))
             found = survey(opened, metadata, self.title, self.options.extra["text"], self.options.unknown_next)
             self._check_counts(found, metadata)
             size = sum(file.stat().st_size for file in data.files.values())
@@ -187,12 +187,12 @@ class MinariReader(Reader):
         expected = expect_rows(self, len(kept), episodes, ratio * (1 + episodes / len(kept)))
         return replace(expected, notes=self._survey.notes, counted=True)
 
-    def units(self, lead: Part | None) -> list[EpisodesUnit]:
+    def units(self, lead: Part | None) -> list[MinariUnit]:
         return self._parts()[0]
 
-    def _parts(self) -> tuple[list[EpisodesUnit], list[PartSpec]]:
+    def _parts(self) -> tuple[list[MinariUnit], list[PartSpec]]:
         """The units, and the parts of the large columns; one unit where there are none."""
-        found, runs, units, specs, first = self.found, self.found.runs(), list[EpisodesUnit](), list[PartSpec](), 0
+        found, runs, units, specs, first = self.found, self.found.runs(), list[MinariUnit](), list[PartSpec](), 0
         row_bytes = sum(column.row_bytes for column in self.columns if column.large)
         for low, high in part_bounds(found.states, row_bytes) if row_bytes else [(0, len(found.episodes))]:
             here = runs[(runs[:, 0] >= low) & (runs[:, 0] < high)]
@@ -200,7 +200,7 @@ class MinariReader(Reader):
                 continue
             name, states = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}", int(here[:, 2].sum())
             number, layout = len(units), f"minari-{crc32c(here.tobytes())}"
-            units.append(EpisodesUnit(number, name, states - len(here), layout, self._data, found, low, high))
+            units.append(MinariUnit(number, name, states - len(here), layout, self._data, found, low, high))
             specs.append(PartSpec(name, states, layout, {"name": name, "size": None, "crc32c": None}, number, first))
             first += states
         return units, specs if row_bytes else []

@@ -32,7 +32,7 @@ from ....storage.leaf import is_observation
 from ....storage.schema import clean_keys
 from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
-from ...formats.tfds import STEPS, Feature, Split, Values, parse_features, parse_info, read_values, row_blocks
+from ...formats.tfds import STEPS, Split, TfdsFeature, Values, parse_features, parse_info, read_values, row_blocks
 from ...formats.tfrecord import Lists, WireError, read_records
 from ...ingest.block import LazyRows
 from ...ingest.episode_files import (
@@ -200,7 +200,9 @@ def _last_row(first: Mapping[str, Any]) -> LastRow:
     return "step" if first["counts"].get("kept_last_rows") else "observation"
 
 
-def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tuple[Feature, ...], dict[str, str]]:
+def _chosen(
+    features: Sequence[TfdsFeature], options: Mapping[str, Any]
+) -> tuple[tuple[TfdsFeature, ...], dict[str, str]]:
     """The features to store, and those that are not, with the reason. Raises UsageError for names of unknown features."""
     unwanted = [name.strip().strip("/") for name in (options["leave_out"] or "").split(",") if name.strip()]
     short = {feature.name: feature.name.removeprefix(f"{STEPS}/") for feature in features}
@@ -230,7 +232,7 @@ def _chosen(features: Sequence[Feature], options: Mapping[str, Any]) -> tuple[tu
 # -- episodes ------------------------------------------------------------------------------------------------------------
 
 
-def leaf_keys(features: tuple[Feature, ...]) -> dict[str, str]:
+def leaf_keys(features: tuple[TfdsFeature, ...]) -> dict[str, str]:
     """The leaf of each feature by its name; rewards and flags have none. Raises SchemaError if two collide."""
     names = {}
     for feature in features:
@@ -257,7 +259,7 @@ class RldsEpisodes(EpisodeReader):
     are stated. ``most`` is the longest text in bytes, and the longest sequence in elements, that a row holds.
     """
 
-    features: tuple[Feature, ...]
+    features: tuple[TfdsFeature, ...]
     keys: Mapping[str, str]
     lengths: Mapping[str, int]
     most: int
@@ -420,7 +422,7 @@ def _ends_blank(row: Mapping[str, Values]) -> bool:
 # -- rows ----------------------------------------------------------------------------------------------------------------
 
 
-def _space(column: Column, feature: Feature | None) -> Json:
+def _space(column: Column, feature: TfdsFeature | None) -> Json:
     """The space of a leaf, with the bounds that its feature states, if it has one and they are of its dtype."""
     if feature is not None and feature.classes is not None:
         return {"type": "Discrete", "n": feature.classes, "start": 0}
@@ -434,7 +436,7 @@ def _bound(value: float | None, dtype: str) -> Any:
     return None
 
 
-def _leaf_dtype(feature: Feature) -> str:
+def _leaf_dtype(feature: TfdsFeature) -> str:
     return "int64" if feature.dtype == "uint64" else stored_dtype(feature.dtype, feature.name)
 
 

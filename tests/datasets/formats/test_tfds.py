@@ -10,7 +10,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.datasets.formats.tfds import (
-    Feature,
+    TfdsFeature,
     parse_features,
     parse_info,
     read_values,
@@ -37,7 +37,9 @@ def test_what_the_writers_own_files_say():
     assert (info.name, info.version, train.lengths) == ("toy_robot", "0.1.0", [3, 3])
     assert sorted(train.files) == sorted(file.name for file in folder.glob("*.tfrecord*"))
     found = {one.name: one for one in parse_features((folder / "features.json").read_bytes(), "x").features}
-    assert found["steps/observation/depth"] == Feature("steps/observation/depth", True, "picture", "uint16", (8, 10, 1))
+    assert found["steps/observation/depth"] == TfdsFeature(
+        "steps/observation/depth", True, "picture", "uint16", (8, 10, 1)
+    )
     assert found["steps/observation/scan"].packed and found["steps/tokens"].items == -1
     assert found["episode_metadata/file_path"].kind == "text" and not found["episode_metadata/file_path"].in_steps
 
@@ -103,7 +105,7 @@ def test_a_million_numbers_packed_or_not():
 
 
 def test_values_that_are_not_what_they_are_said_to_be():
-    feature = Feature("a", True, "numbers", "int8", (2,))
+    feature = TfdsFeature("a", True, "numbers", "int8", (2,))
     for content, word in ((ints([1, 2, 3]), "3 numbers"), (ints([1, 200]), "200"), (floats([1.0, 2.0]), "float32")):
         with pytest.raises(CorruptSourceError, match=word):
             read_values(Lists(example({"a": content})), feature, "x")

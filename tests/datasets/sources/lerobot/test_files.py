@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lerobot_tools import ended, episode, write
 from rbdata.datasets.fetch import open_location
 from rbdata.datasets.formats import arrow
-from rbdata.datasets.formats.lerobot import Info
+from rbdata.datasets.formats.lerobot import LeRobotInfo
 from rbdata.datasets.ingest.episode_files import RawInput
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.sources.lerobot import episodes as lerobot_episodes
@@ -297,7 +297,7 @@ def test_without_a_library_the_error_says_how_to_install_it(raw, tmp_path, monke
 
 @given(st.text(max_size=40), st.text(max_size=10))
 def test_templates_of_paths_never_lead_out(template, key):
-    info = Info("x", 3, 10.0, (), {"data_path": template})
+    info = LeRobotInfo("x", 3, 10.0, (), {"data_path": template})
     try:
         path = info.path("data_path", video_key=key, chunk_index=1, file_index=2)
     except CorruptSourceError:

@@ -19,7 +19,7 @@ from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
 from rbdata.datasets.sources.minari import survey
-from rbdata.datasets.sources.minari.files import FILE, DataFiles, Hdf5Files
+from rbdata.datasets.sources.minari.files import FILE, DataFiles, MinariHdf5
 from rbdata.datasets.sources.minari.reader import part_bounds
 from rbdata.errors import CorruptSourceError
 from rbdata.storage.dataset import Dataset
@@ -320,6 +320,6 @@ def test_a_file_that_hdf5_cannot_close(tmp_path, monkeypatch):
     path.write_bytes(sealed(data))
     monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(str(error.exc_value)))
     with pytest.raises(CorruptSourceError, match="is not a whole HDF5 file"):
-        Hdf5Files(DataFiles("hdf5", "x", {FILE: path})).metadata()
+        MinariHdf5(DataFiles("hdf5", "x", {FILE: path})).metadata()
     gc.collect()
     assert not printed
