@@ -86,7 +86,7 @@ class SourceTests:
 
     def raw_files(self, raw: Path) -> list[Path]:
         """The files below `raw` that the dataset is made from: each is damaged in turn."""
-        return [Path(one.item.url) for one in self.open_job(raw).raw_objects()]
+        return [Path(one.item.url) for one in self.open_reader(raw).raw_objects()]
 
     def names_file(self, message: str, file: Path) -> bool:
         """Whether an error message tells which file is damaged."""
@@ -94,17 +94,17 @@ class SourceTests:
 
     # -- what the tests are made of ------------------------------------------------------------------------------------
 
-    def open_job(self, raw: Path) -> Reader:
-        """The job for the dataset, with the raw files in a folder."""
+    def open_reader(self, raw: Path) -> Reader:
+        """The reader of the dataset, with the raw files in a folder."""
         options = ConvertOptions(extra=self.options)
         return self.source.open(self.name, open_location(os.fspath(raw)), options)
 
     def make(self, raw: Path, root: Path, listener: Listener | None = None, **request: Any) -> Outcome:
         """Convert the dataset below a root."""
         dataset_id = f"{self.source.name}/{self.name}"
-        job, place = self.open_job(raw), DatasetPlace(root, dataset_id)
-        asked = Request(dataset_id, root=root, options=job.options, **{"procs": 1, **request})
-        return run(job, place, asked, listener or Listener(), os.fspath(raw))
+        reader, place = self.open_reader(raw), DatasetPlace(root, dataset_id)
+        asked = Request(dataset_id, root=root, options=reader.options, **{"procs": 1, **request})
+        return run(reader, place, asked, listener or Listener(), os.fspath(raw))
 
     @pytest.fixture
     def made(self, raw: Path, tmp_path: Path) -> Path:

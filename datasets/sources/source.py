@@ -244,10 +244,15 @@ class Source:
         return replace(options, extra=extra)
 
 
+def visible_files(path: Path, *suffixes: str) -> list[Path]:
+    """The file itself, or those in a folder, with one of these suffixes; sorted."""
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    return [file for file in files if file.suffix.lower() in suffixes and file.is_file() and file.name[:1] != "."]
+
+
 def only_file(path: Path, *suffixes: str) -> Path | None:
-    """The file itself, or the only one in a folder, with one of these suffixes; None for no such file or several."""
-    files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
-    found = [file for file in files if file.suffix.lower() in suffixes and file.is_file() and file.name[:1] != "."]
+    """The only one of `visible_files`; None for no such file or several."""
+    found = visible_files(path, *suffixes)
     return found[0] if len(found) == 1 else None
 
 

@@ -18,7 +18,7 @@ from ...fetch import Location
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions
 from ..known_environment import KnownEnvironment
-from ..source import FoundFile, Source, files_below, files_in, first_found
+from ..source import FoundFile, Source, files_below, files_in, first_found, visible_files
 
 SIMULATED = "hf://jdvakil/RoboSet_Sim"
 TELEOPERATION = "hf://jdvakil/RoboSet-Teleoperation"
@@ -67,7 +67,7 @@ class RobosetSource(Source):
     def recognises(self, path: Path) -> bool:
         from ...ingest.raw_files import hdf5_names
 
-        files = sorted(path.glob(f"[!.]*{_SUFFIX}")) if path.is_dir() else [path] if path.suffix == _SUFFIX else []
+        files = visible_files(path, _SUFFIX)
         names = hdf5_names(files[0]) if files else {}
         first = next(iter(names), "")
         written = {f"{first}/{name}" for name in ("observations", "actions", "rewards", "done")}

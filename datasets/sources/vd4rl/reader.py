@@ -74,8 +74,7 @@ class EpisodeFile(EpisodeReader):
             raw.counts["files_with_more_flags"] += any(len(one) > rows for one in flags.values())
             flags = {key: one[:rows] for key, one in flags.items()}
             check_lengths({key: one.shape for key, one in {**arrays, **flags}.items()}, rows, raw.name)
-            is_terminal = flags.get("is_terminal", np.zeros(rows, bool))
-            terminal: np.ndarray = is_terminal.reshape(rows, -1).any(1)
+            terminal = np.asarray(flags.get("is_terminal", np.zeros(rows, bool)).reshape(rows, -1).any(1))
             action, reward, discount = arrays.pop("action"), arrays.pop("reward"), arrays.pop("discount", ~terminal)
             states: dict[str, Rows] = {"observation/image": LazyRows(dtype.name, shape[1:], archive.blocks("image"))}
             states |= {f"observation/{key}": state_rows(arrays[key]) for key in sorted(arrays)}

@@ -17,7 +17,7 @@ from ...fetch.location import join_path
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions
 from ..catalogue_entry import RemoteDataset
-from ..source import FoundFile, Source, files_below, files_in, first_found
+from ..source import FoundFile, Source, files_below, files_in, first_found, visible_files
 
 ENVIRONMENTS = ("walker_walk", "cheetah_run", "humanoid_walk")
 LEVELS = ("random", "medium_replay", "medium", "medium_expert", "expert")
@@ -77,10 +77,7 @@ class VD4RLSource(Source):
         from ...formats.npy import NpzArchive
         from ...ingest.raw_files import hdf5_names
 
-        files = sorted(path.iterdir()) if path.is_dir() else [path]
-        file = next(
-            (file for file in files if file.suffix in _SUFFIXES and file.is_file() and file.name[:1] != "."), None
-        )
+        file = next(iter(visible_files(path, *_SUFFIXES)), None)
         if file is None:
             return False
         if file.suffix == ".hdf5":

@@ -220,7 +220,7 @@ class TestArrays(SourceTests):
             np.savez_compressed(tmp_path / "raw" / f"{number}.npz", **arrays)
         return tmp_path / "raw"
 
-    def open_job(self, raw):
+    def open_reader(self, raw):
         options = self.source.check(ConvertOptions(extra=self.options), "convert")
         return self.source.open_folder(open_raw(raw), options)
 
