@@ -41,6 +41,24 @@ def test_draws_follow_priorities():
     assert chi_square(counts, expected / expected.sum() * 500 * 200) < 5
 
 
+@pytest.mark.parametrize("change", ["update_priority", "mark_update", "alpha"])
+def test_a_change_reaches_the_next_batch(change):
+    """Batches are drawn ahead where nothing changes between them."""
+    buffer = prioritized(alpha=1.0)
+    buffer.update_priority(torch.arange(100), torch.where(torch.arange(100) == 7, 1e9, 1e-9))
+    for _ in range(5):
+        assert buffer.sample()["index"].unique().tolist() == [7]
+    if change == "update_priority":
+        buffer.update_priority(torch.tensor([7, 3]), torch.tensor([0.0, 1e20]))
+        assert buffer.sample()["index"].unique().tolist() == [3]
+    elif change == "mark_update":
+        buffer.sampler.mark_update(torch.tensor([3]))
+        assert buffer.sample()["index"].unique().tolist() == [3, 7]
+    else:
+        buffer.sampler.alpha = 0.0
+        assert len(buffer.sample()["index"].unique()) > 80
+
+
 def test_weights_are_those_of_the_formula():
     """(p_i / p_min)^-beta over the whole buffer: TorchRL's and the paper's, up to the scale."""
     buffer = prioritized(beta=0.6)
