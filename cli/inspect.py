@@ -145,10 +145,8 @@ def _cache_record(url: str, dataset: Dataset) -> dict[str, Any]:
 
 def _show_distributions(found: Overview) -> None:
     """Histograms of returns, lengths, rewards and actions; actions of several elements as a table, one line each."""
-    of_steps, of_episodes = found.sampled_steps < found.steps, found.sampled_episodes < found.episodes
-    parts = [amounts.plural(found.sampled_episodes, "episode")] * of_episodes
-    parts += [amounts.plural(found.sampled_steps, "step")] * of_steps
-    out.heading("distributions" + (f" (of a sample of {' and '.join(parts)})" if parts else ""))
+    sample = amounts.plural(found.sampled_steps, "step")
+    out.heading("distributions" + (f" (of a sample of {sample})" if found.sampled_steps < found.steps else ""))
     charts = [("return", found.returns), ("length", found.lengths), ("reward", found.rewards.elements[0])]
     charts += [(one.key, one.elements[0]) for one in found.actions if one.size == 1]
     for line in side_by_side([chart(name, histogram) for name, histogram in charts], out.width):

@@ -13,8 +13,8 @@ import numpy as np
 
 from ...errors import MissingExtraError, printable
 from ...storage.amounts import count, exact_percent, plural
-from ...storage.episodes import EpisodeTable
-from .overview import Distribution, Histogram, Overview, return_series
+from ...storage.episodes import CUT, EpisodeTable
+from .overview import Distribution, Histogram, Overview
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 #: The suffixes of figures.
 SUFFIXES = (".png", ".pdf", ".svg")
+
+#: Maximum number of episodes that are drawn.
+MAX_DOTS = 5000
 
 _BLUE, _ORANGE, _DARK, _GREY, _LINE = "#2f6db3", "#d4691e", "#222222", "#6b6b6b", "#b0b0b0"
 _STYLE = {
@@ -92,25 +95,30 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
 # -- the charts ----------------------------------------------------------------------------------------------------------
 
 
+def drawn_episodes(table: EpisodeTable) -> np.ndarray:
+    """The numbers of at most `MAX_DOTS` evenly spaced episodes whose returns are finite."""
+    finite = np.flatnonzero(np.isfinite(table.returns))
+    return finite[np.linspace(0, len(finite) - 1, min(len(finite), MAX_DOTS)).astype(np.int64)]
+
+
 def draw_returns(axes: Axes, found: Overview, table: EpisodeTable) -> None:
     """Returns of episodes over the steps of the dataset; cut episodes are marked."""
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    steps, returns, cuts = return_series(table)
-    if not len(returns):
+    some = drawn_episodes(table)
+    steps, returns, is_cut = (table.starts + table.lengths)[some], table.returns[some], table.outcomes[some] == CUT
+    if not len(some):
         _leave_empty(axes, "no finite return")
         return
-    size = 22 if len(steps) < 300 else 7
+    size = 22 if len(some) < 300 else 7
     axes.scatter(steps, returns, s=size, color=_BLUE, alpha=0.65, linewidths=0, label="episode")
     window = len(returns) // 10
     if window >= 3:
         mean = np.convolve(returns, np.full(window, 1 / window), "valid")
         axes.plot(steps[window - 1 :], mean, color=_DARK, linewidth=1.6, label="running mean")
-    if len(cuts):
-        every = found.outcomes["cut"]
-        label = f"cut short ({count(every) if len(cuts) == every else f'{len(cuts)} of {count(every)}'})"
-        ends = (table.starts + table.lengths)[cuts]
-        axes.scatter(ends, table.returns[cuts], s=30, marker="x", color=_ORANGE, label=label)
+    if found.outcomes["cut"]:
+        label = f"cut short ({count(found.outcomes['cut'])})"
+        axes.scatter(steps[is_cut], returns[is_cut], s=30, marker="x", color=_ORANGE, label=label)
     axes.set_ylabel("return")
     axes.set_xlabel("steps")
     axes.grid(alpha=0.25)

@@ -1,7 +1,7 @@
 """A dataset at a glance: how its episodes ended, the distributions of returns, lengths, rewards and actions, returns over time.
 
-Figures, cards and the command line show these numbers. The work is bounded for datasets of any size: beyond ``MAX_EPISODES``
-and ``MAX_STEPS``, evenly spaced ranges of rows are read, and `Overview` states how many. A histogram counts single values if
+Figures, cards and the command line show these numbers. The work is bounded for datasets of any size: beyond ``MAX_STEPS``,
+evenly spaced ranges of rows are read, and `Overview` states how many. A histogram counts single values if
 there are few distinct ones, otherwise bins of equal width. The facts (`state_facts`, ...) are named lines for cards that leave
 this machine: they name none of its folders.
 """
@@ -23,7 +23,7 @@ from ...storage import amounts
 from ...storage.bounds import LeafBounds, leaf_bounds
 from ...storage.codecs import codec_of
 from ...storage.codecs.codec import Rows
-from ...storage.episodes import CUT, OUTCOMES, EpisodeTable
+from ...storage.episodes import OUTCOMES, EpisodeTable
 from ...storage.integrity import open_array
 from ...storage.leaf import Leaf
 from ...storage.manifest import Manifest
@@ -121,8 +121,8 @@ def _listed(finite: np.ndarray, choices: Sequence[float]) -> dict[float, int]:
 
 # -- the overview --------------------------------------------------------------------------------------------------------
 
-#: Maximum numbers of rows that are read, and the number of ranges they are read in.
-MAX_EPISODES, MAX_STEPS, SAMPLE_RANGES = 1 << 18, 1 << 16, 256
+#: Maximum number of rows that are read, and the number of ranges they are read in.
+MAX_STEPS, SAMPLE_RANGES = 1 << 16, 256
 #: Elements of an action that are counted; further ones are left out.
 _MAX_ELEMENTS = 32
 #: Up to this many choices of a discrete action are listed even if they do not occur.
@@ -161,7 +161,6 @@ class Overview:
     environment: str | None
     reference: ReferenceScores | None
     sampled_steps: int
-    sampled_episodes: int
     returns: Histogram
     lengths: Histogram
     rewards: Distribution
@@ -177,7 +176,7 @@ class Overview:
             "midway_episodes": self.midway,
             "reference_scores": [self.reference.low, self.reference.high] if self.reference else None,
             **({"scores": {**self.scores, "not_scored": self.not_scored}} if self.reference else {}),
-            "sampled": {"steps": self.sampled_steps, "episodes": self.sampled_episodes},
+            "sampled": {"steps": self.sampled_steps, "episodes": self.episodes},
             "distributions": {
                 "return": self.returns.to_json(),
                 "length": self.lengths.to_json(),
@@ -195,7 +194,6 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
     bounds: Mapping[str, LeafBounds] = {}
     with suppress(SchemaError):  # spaces are only needed for choices that do not occur
         bounds = leaf_bounds(manifest.schema, manifest.spaces)
-    some_episodes = [slice(*ends) for ends in sample_ranges(len(table), MAX_EPISODES)]
     ranges = sample_ranges(manifest.steps, MAX_STEPS)
 
     def distribution(leaf: Leaf) -> Distribution:
@@ -220,9 +218,8 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
         manifest.environment,
         reference,
         sum(stop - start for start, stop in ranges),
-        sum(some.stop - some.start for some in some_episodes),
-        count_values(_joined([table.returns[some] for some in some_episodes])),
-        count_values(_joined([table.lengths[some] for some in some_episodes])),
+        count_values(table.returns),
+        count_values(table.lengths),
         distribution(manifest.schema["next/reward"]),
         [
             distribution(leaf)
@@ -264,35 +261,7 @@ def _read(
     else:
         rows = codec_of(leaf).open_rows(folder, manifest.steps) if opened is None else opened[leaf.name]
         parts = [rows.block(start, stop).numpy() for start, stop in ranges]
-    return _joined(parts).reshape(-1, math.prod(leaf.shape))
-
-
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.empty(0)
-
-
-# -- returns over time ---------------------------------------------------------------------------------------------------
-
-#: Maximum numbers of episodes, and of cut ones, that are drawn.
-MAX_DOTS, MAX_CUTS = 5000, 100
-
-
-def return_series(table: EpisodeTable) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The last steps and the returns of at most `MAX_DOTS` evenly spaced episodes, and the numbers of at most `MAX_CUTS` cut
-    episodes. Returns that are not finite are left out."""
-    some = evenly(np.flatnonzero(np.isfinite(table.returns)), MAX_DOTS)
-    return (
-        (table.starts + table.lengths)[some],
-        table.returns[some],
-        evenly(np.flatnonzero(table.outcomes == CUT), MAX_CUTS),
-    )
-
-
-def evenly(numbers: np.ndarray, most: int) -> np.ndarray:
-    """At most so many of the numbers, evenly spaced."""
-    if len(numbers) <= most:
-        return numbers
-    return numbers[np.linspace(0, len(numbers) - 1, most).astype(np.int64)]
+    return np.concatenate(parts or [np.empty(0)]).reshape(-1, math.prod(leaf.shape))
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------------

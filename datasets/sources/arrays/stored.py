@@ -127,10 +127,10 @@ class Concatenated:
     def __getitem__(self, rows: slice) -> np.ndarray:
         low, high, _ = rows.indices(self.shape[0])
         read = [np.zeros((0, *self.shape[1:]), self.dtype)]
-        for part, end in zip(self._parts, self._ends.tolist()):
+        first, last = np.searchsorted(self._ends, [low, high - 1], "right")
+        for part, end in zip(self._parts[first : last + 1], self._ends[first : last + 1].tolist()):
             begin = end - part.shape[0]
-            if low < end and begin < high:
-                read.append(part[max(low, begin) - begin : min(high, end) - begin])
+            read.append(part[max(low, begin) - begin : min(high, end) - begin])
         return np.concatenate(read)
 
 

@@ -41,7 +41,7 @@ def test_everything_of_a_small_dataset_is_counted(folder, episodes):
     truth = columns(episodes)
     found = look(folder)
     assert found.outcomes == {"terminated": 2, "truncated": 1, "cut": 1}
-    assert (found.sampled_steps, found.sampled_episodes) == (63, 4)
+    assert (found.sampled_steps, found.episodes) == (63, 4)
     assert (found.lengths.low, found.lengths.mean, found.lengths.high) == (1, 15.75, 50)
     reward = found.rewards.elements[0]
     assert reward.not_finite == found.returns.not_finite == 1
