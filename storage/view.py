@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from .amounts import plural
 from .codecs.codec import Rows
 from .computed_rows import ComputedRows, ConstantRows
 from .episodes import CUT, EpisodeTable
@@ -31,6 +30,7 @@ from .leaf import Leaf, is_observation
 from .manifest import Manifest, ViewManifest
 from .memory_map import widest_word
 from .reference_scores import OTHER_RETURNS, original_source, stated_wrappers
+from .row_index import row_index
 from .schema import Schema
 from .window import as_words
 
@@ -108,38 +108,22 @@ class Segments:
 
 
 def chosen(what: str, given: Any, count: int) -> np.ndarray:
-    """Numbers of episodes or steps below ``count``, int64, from numbers, a range, a slice or a mask (bool ``[count]``).
+    """Numbers of episodes or steps below ``count``, int64 ``[n]``, from numbers, a range, a slice or a mask (bool ``[count]``).
 
-    Raises UsageError for anything else (masked arrays, a mask of integers), and for numbers that are out of range.
+    Raises UsageError for anything else, and for a mask of whole numbers.
     """
-    if isinstance(given, slice):
-        return np.arange(*given.indices(count), dtype=np.int64)
-    if isinstance(given, torch.Tensor):
-        given = given.numpy(force=True)
-    if isinstance(given, np.ma.MaskedArray):
-        message = f"{what} are numbers, and some of a masked array are not there"
-        raise UsageError(message, hint="give given.compressed()")
-    numbers = np.asarray(given if isinstance(given, (np.ndarray, range, list, tuple)) else [given])
-    if numbers.size == 0 and numbers.dtype != bool:
-        numbers = numbers.astype(np.int64)
-    if numbers.ndim != 1:
-        flat = "flatten it with .reshape(-1): flags have a second dimension of 1"
-        message = f"{what} are one-dimensional, not of shape {list(numbers.shape)}"
-        raise UsageError(message, hint=flat if numbers.shape == (count, 1) else None)
-    if numbers.dtype == bool:
-        if len(numbers) != count:
-            raise UsageError(f"a mask of {len(numbers)} does not fit {plural(count, what.removesuffix('s'))}")
-        return np.flatnonzero(numbers)
-    if numbers.dtype.kind not in "iu":
-        raise UsageError(f"{what} are numbers, a range, a slice or a mask, not {given!r}")
-    numbers = numbers.astype(np.int64)
+    shape = np.shape(given) if isinstance(given, (list, tuple)) else getattr(given, "shape", ())
+    if len(shape) > 1:
+        hint = "flatten it with .reshape(-1): flags have a second dimension of 1"
+        raise UsageError(f"{what} are one-dimensional, not of shape {list(shape)}", hint=hint)
+    index = row_index(list(given) if isinstance(given, tuple) else given, count, what.removesuffix("s"))
+    if isinstance(index, slice):
+        return np.arange(*index.indices(count), dtype=np.int64)
+    numbers = np.atleast_1d(np.asarray(index, np.int64))
     if len(numbers) == count > 3 and ((numbers == 0) | (numbers == 1)).all():
         message = f"{what} are given as {count} numbers that are all 0 or 1: as numbers they would repeat the first two"
         raise UsageError(message, hint="a mask is of bool: mask.astype(bool), or mask.bool() of a tensor")
-    outside = numbers[(numbers < -count) | (numbers >= count)]
-    if len(outside):
-        raise UsageError(f"there is no {what.removesuffix('s')} {int(outside[0])}: there are {count:,}")
-    return np.where(numbers < 0, numbers + count, numbers)
+    return numbers
 
 
 # -- what the members have in common -----------------------------------------------------------------------------------------

@@ -221,7 +221,6 @@ def test_wrong_conditions(pair, wrong):
         {"episodes": "all"},
         {"episodes": np.ones(3, bool)},
         {"steps": [10**9]},
-        {"steps": np.ma.array([0, 1], mask=[False, True])},
         {"episodes": torch.tensor([number % 2 for number in range(EPISODES)], dtype=torch.uint8)},
         {"episodes": [0] * EPISODES},
     ],
