@@ -132,22 +132,17 @@ def _check_is_read(
     def is_read(path: str) -> bool:
         return any(f"{path}/".startswith(f"{one}/") for one in named)
 
-    unread = [path for path in extra if is_windows and not is_read(path)]  # beside keys, extra leaves are always read
-    if unread:
-        hint = f'name it there as well: windows={{"{unread[0]}": (0, 0), ...}}'
-        raise UsageError(f"extra {', '.join(unread)}: no window reads it", hint=hint)
-    has_returns = "return_to_go" in extra and (not is_windows or is_read("return_to_go"))
-    if reward_scale is not None and not is_read("reward") and not has_returns:
-        if is_windows:
-            hint = 'name it there as well: windows={("next", "reward"): (0, 0), ...}'
-            raise UsageError("reward_scale: no window reads the reward", hint=hint)
-        raise UsageError("reward_scale: the reward is not among keys", hint='name it: keys=[..., ("next", "reward")]')
+    asked = [("extra", {path}) for path in extra if is_windows]  # beside keys, extra leaves are always read
+    if reward_scale is not None and not ("return_to_go" in extra and (not is_windows or is_read("return_to_go"))):
+        asked.append(("reward_scale", {"reward"}))
     for path in [normalize] if isinstance(normalize, str) else map(_path, normalize or ()):
-        below = {_root(name) for name in dataset.schema.names if f"{_root(name)}/".startswith(f"{path}/")}
-        if below and not any(map(is_read, below)):
-            what = "no window reads it" if is_windows else "it is not among keys"
-            by = "windows" if is_windows else "keys"
-            raise UsageError(f"normalize {path}: {what}", hint=f"name it in {by}, or leave it out of normalize")
+        roots = set(map(_root, dataset.schema.names))
+        asked.append((f"normalize {path}", {root for root in roots if f"{root}/".startswith(f"{path}/")}))
+    by = "windows" if is_windows else "keys"
+    for option, leaves in asked:
+        if leaves and not any(map(is_read, leaves)):
+            message = f"{option}: {', '.join(sorted(leaves))} is not among {by}"
+            raise UsageError(message, hint=f"name it there as well, or leave out {option.partition(' ')[0]}")
 
 
 def _root(path: str) -> str:

@@ -304,7 +304,7 @@ def add_block_table(folder: Path, size: int) -> None:
     values = [google_crc32c.value(data[low : low + size]) for low in range(0, len(data), size)]
     table = np.array(values, "<u4").tobytes()
     (folder / BLOCK_TABLE).write_bytes(table)
-    listed = {**before.files, BLOCK_TABLE: [[len(table), crc32c(table)]]}
+    listed = {**before.files, BLOCK_TABLE: [(len(table), crc32c(table))]}
     write_manifest(folder, replace(before, files=listed, blocks={"size": size, "files": [path]}))
 
 
