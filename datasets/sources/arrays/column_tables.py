@@ -35,17 +35,17 @@ def open_columns(path: Path, scratch: Path) -> Table:
     import pyarrow
 
     try:
-        rows = _read_text(path) if suffix_of(path) in TEXT else _unpacked(path, scratch)
+        rows, schema = _read_text(path) if suffix_of(path) in TEXT else _unpacked(path, scratch)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         refuse_full(error, path, scratch)
         if isinstance(error, OSError) and is_about_reader(error):
             raise
         raise CorruptSourceError(f"{path.name} cannot be read: {reason(error)}") from error
-    return _table(rows, path.name)
+    return _table(rows, schema, path.name)
 
 
-def _read_text(path: Path) -> Any:
-    """The rows of a text table (``pyarrow.Table``)."""
+def _read_text(path: Path) -> tuple[Any, Any]:
+    """The rows of a text table (``pyarrow.Table``), and its schema."""
     from pyarrow import csv
 
     opened_as = gzip.open if suffix_of(path).endswith(".gz") else open  # pyarrow goes by the name, too
@@ -56,22 +56,25 @@ def _read_text(path: Path) -> Any:
         delimiter = ";"
     empty, parsed = csv.ConvertOptions(null_values=_EMPTY), csv.ParseOptions(delimiter=delimiter)
     rows = csv.read_csv(path, parse_options=parsed, convert_options=empty)
-    return rows.rename_columns([name.strip() for name in rows.column_names])
+    rows = rows.rename_columns([name.strip() for name in rows.column_names])
+    return rows, rows.schema
 
 
-def _unpacked(path: Path, scratch: Path) -> Any:
-    """The rows of a file, mapped from one that is not compressed (``pyarrow.Table``)."""
+def _unpacked(path: Path, scratch: Path) -> tuple[Any, Any]:
+    """The columns of numbers of a file (``pyarrow.Table``), mapped from one that is not compressed; and the schema of all."""
     import pyarrow
     from pyarrow import ipc
 
-    batches, schema = _batches(path)
+    batches, stated = _batches(path)
+    kept = [number for number, field in enumerate(stated) if _holds_numbers(field.type)]
+    schema = pyarrow.schema([stated.field(number) for number in kept], metadata=stated.metadata)
     scratch.mkdir(parents=True, exist_ok=True)
     handle, unpacked = mkstemp(".arrow", dir=scratch)
     with os.fdopen(handle, "wb") as file, ipc.new_file(file, schema) as writer:
         for batch in batches:
-            writer.write_batch(batch)
+            writer.write_batch(pyarrow.record_batch([batch.column(number) for number in kept], schema=schema))
     with pyarrow.memory_map(unpacked) as source:  # what is mapped stays so when the file is closed
-        return ipc.open_file(source).read_all()
+        return ipc.open_file(source).read_all(), stated
 
 
 def _batches(path: Path) -> tuple[Iterator[Any], Any]:
@@ -110,42 +113,51 @@ class _Column:
         return found.to_numpy().astype(self.dtype, copy=False).reshape(-1, *self.shape[1:])
 
 
-def _table(rows: Any, name: str) -> Table:
-    """The columns of a ``pyarrow.Table``. Raises CorruptSourceError for empty cells, and for lists of several lengths."""
-    twice = [column for column, times in Counter(rows.column_names).items() if times > 1]
+def _table(rows: Any, schema: Any, name: str) -> Table:
+    """The columns of numbers of a ``pyarrow.Table``; ``schema`` is that of all columns. Raises CorruptSourceError for empty
+    cells, and for lists of several lengths."""
+    twice = [column for column, times in Counter(schema.names).items() if times > 1]
     if twice:
-        raise CorruptSourceError(
-            f"{name} has several columns named {twice[0]!r}", hint="its first line names the columns"
-        )
+        message = f"{name} has several columns named {twice[0]!r}"
+        raise CorruptSourceError(message, hint="its first line names the columns")
     table = Table(name, {})
-    for column in rows.column_names:
-        try:
-            found = _column(rows.column(column), f"{name}: {column}")
-        except TypeError as error:
-            table.unreadable[column] = str(error)
+    for field in schema:
+        if not _holds_numbers(field.type):
+            table.unreadable[field.name] = f"its type is {field.type}"
             continue
-        is_row = ROW_OF_ONE in (rows.schema.field(column).metadata or {})
-        table.values[column] = _Column(found.column, found.dtype, (*found.shape, 1)) if is_row else found
-    if EXPORTED in (rows.schema.metadata or {}):  # a leaf is one column there, also one named agent_0
+        found = _column(rows.column(field.name), f"{name}: {field.name}")
+        is_row = ROW_OF_ONE in (field.metadata or {})
+        table.values[field.name] = _Column(found.column, found.dtype, (*found.shape, 1)) if is_row else found
+    if EXPORTED in (schema.metadata or {}):  # a leaf is one column there, also one named agent_0
         table.values.pop("step", None)  # the step's number in its episode, which follows from the rows
     else:
         table.values = _joined(table.values)
     return table
 
 
+def _holds_numbers(kind: Any) -> bool:
+    """Whether values of a type are numbers, or lists of them."""
+    from pyarrow import types
+
+    while types.is_fixed_size_list(kind) or types.is_list(kind) or types.is_large_list(kind):
+        kind = kind.value_type
+    return is_number(types, kind)
+
+
 def _column(column: Any, where: str) -> _Column:
-    """A column of a table (``pyarrow.ChunkedArray``). Raises TypeError for one that does not hold numbers."""
+    """A column of numbers (``pyarrow.ChunkedArray``)."""
     from pyarrow import compute, types
 
     flat, shape = column, [len(column)]
     while True:
-        kind = flat.type
         if flat.null_count:
             row = compute.index(flat.is_null(), True).as_py() // max(1, int(np.prod(shape[1:])))
             raise CorruptSourceError(f"{where} of row {row} is empty", hint="fill it, or leave the row out")
-        if types.is_fixed_size_list(kind):
-            shape.append(kind.list_size)
-        elif types.is_list(kind) or types.is_large_list(kind):
+        if is_number(types, flat.type):
+            return _Column(column, number_dtype(flat.type), tuple(shape))
+        if types.is_fixed_size_list(flat.type):
+            shape.append(flat.type.list_size)
+        else:
             lengths = compute.min_max(compute.list_value_length(flat)).as_py()
             if lengths["min"] != lengths["max"]:
                 hint = (
@@ -153,10 +165,6 @@ def _column(column: Any, where: str) -> _Column:
                 )
                 raise CorruptSourceError(f"{where}: its lists differ in length", hint=hint)
             shape.append(lengths["max"] or 0)
-        elif is_number(types, kind):
-            return _Column(column, number_dtype(kind), tuple(shape))
-        else:
-            raise TypeError(f"its type is {kind}")
         flat = compute.list_flatten(flat)
 
 

@@ -308,6 +308,20 @@ def test_numbered_columns_of_lists_stay_apart(tmp_path: Path) -> None:
     }
 
 
+def test_columns_of_text_are_left_out_also_where_they_are_empty(tmp_path: Path) -> None:
+    """And columns of categories, as pandas writes them: their dictionary may be another one in each batch."""
+    batches = [
+        pa.record_batch({"obs": [1, 2], "robot": pa.array([name] * 2).dictionary_encode(), "word": [None, "x"]})
+        for name in "ab"
+    ]
+    with ipc.new_stream(str(tmp_path / "own.arrow"), batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    with open_tables(tmp_path / "own.arrow", tmp_path / "scratch") as (table,):
+        assert table.read("obs", 0, 4).tolist() == [1, 2, 1, 2]
+        assert list(table.unreadable) == ["robot", "word"]
+
+
 def _write_episode(group: Any, number: int) -> None:
     group["obs"], group["act"], group["rew"] = np.full((3, 2), number, np.float32), np.zeros(2), np.zeros(2)
 
