@@ -93,14 +93,16 @@ def torchrl(source: Path, dest: Path, procs: int, chunksize: int | None) -> int:
 def ours_in_turn(source: Path, fn: str, root: Path, rounds: int, args: dict[str, Any]) -> dict[int, list[float]]:
     """Seconds of runs by one process and by two, in turn, all of them up before: what longer runs converge to."""
     from rbdata.datasets.workers.local_engine import LocalEngine
-    from rbdata.preprocess.request import Request
+    from rbdata.preprocess.request import PreprocessRequest
     from rbdata.preprocess.run import preprocess
 
     engines = {procs: LocalEngine(procs) for procs in (1, 2)}
     seconds: dict[int, list[float]] = {procs: [] for procs in engines}
     for number in range(rounds + 1):
         for procs, engine in engines.items():
-            request = Request(str(source), [fn], f"my/turn{procs}", root=root, procs=procs, args=args, force=True)
+            request = PreprocessRequest(
+                str(source), [fn], f"my/turn{procs}", root=root, procs=procs, args=args, force=True
+            )
             began = time.perf_counter()
             preprocess(request, engine=engine)
             if number:  # the first round warms up

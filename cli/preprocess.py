@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..datasets.acquire import Estimate
-    from ..preprocess.request import DryRun, Preprocessed, Request
+    from ..preprocess.request import DryRun, Preprocessed, PreprocessRequest
     from ..storage.dataset import Dataset
 
 EXAMPLES = """
@@ -104,7 +104,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Execution:
-    """How the functions are called, and what is written: fields of `preprocess.request.Request`."""
+    """How the functions are called, and what is written: fields of `preprocess.request.PreprocessRequest`."""
 
     num_frames: Annotated[int | None, Option(metavar="N", help="Only the first N steps.")] = None
     batch_size: Annotated[int | None, Option(metavar="N", help="Steps per batch (default: about 8 MB).")] = None
@@ -202,7 +202,7 @@ def run(
     return report.finish(results, root, "Wrote")
 
 
-def _make(request: Request) -> Preprocessed:
+def _make(request: PreprocessRequest) -> Preprocessed:
     from ..preprocess.run import preprocess
     from . import report
 

@@ -77,10 +77,10 @@ def preprocess(
 
     Functions of yours run in worker processes, ``procs`` of them; 0 is this process, for a debugger. Text is identified by its
     file and the local files that this imports. An object is not: its run is never continued, and ``dest`` must be free, or
-    replaced with ``force``, unless ``version`` states what the object is (``"reward v3"``). For the rest see `request.Request`.
-    ``progress`` and ``listener`` are those of `download`. An interrupted run is continued by the same call. Where another
-    process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError. Raises what `run.preprocess`
-    raises.
+    replaced with ``force``, unless ``version`` states what the object is (``"reward v3"``). The rest is in
+    `request.PreprocessRequest`. ``progress`` and ``listener`` are those of `download`. An interrupted run is continued
+    by the same call. Where another process makes ``dest``, that one is waited for; ``wait=False`` raises DatasetBusyError.
+    Raises what `run.preprocess` raises.
     """
     from ..datasets.ingest.bar import progress_listener
     from . import run

@@ -27,7 +27,7 @@ from ..datasets import user_code
 from ..errors import UsageError
 from .functions import find_builtin
 from .functions.traits import Fit, Traits, traits_of
-from .request import Given, Per, ReadOptions, Request
+from .request import Given, Per, PreprocessRequest, ReadOptions
 
 #: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR, STATISTICS = "generator", "statistics"
@@ -289,7 +289,7 @@ class Chain:
     ignoring: int
 
 
-def chain_of(functions: Sequence[Function], request: Request) -> Chain:
+def chain_of(functions: Sequence[Function], request: PreprocessRequest) -> Chain:
     """What there is to know of loaded functions. Raises UsageError for a ``per`` that a function does not support."""
     per = _choose_per(functions, request.per)
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
@@ -325,7 +325,7 @@ class Job:
     - ``statistics``: those that are known, by the number of their function, as text.
     """
 
-    request: Request
+    request: PreprocessRequest
     path: Path
     content: str
     batch: int

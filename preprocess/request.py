@@ -1,7 +1,7 @@
 """What the user asks for, and what comes of it.
 
-Request       the user's arguments, with `ReadOptions`: how the steps of the input are read
-Preprocessed  the outcome; `DryRun` is that of a dry run
+PreprocessRequest  the user's arguments, with `ReadOptions`: how the steps of the input are read
+Preprocessed       the outcome; `DryRun` is that of a dry run
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def make_requests(
     trim: float | None = None,
     args: Mapping[str, Any] | None = None,
     **options: Any,
-) -> list[Request]:
+) -> list[PreprocessRequest]:
     """The requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``.
 
     ``given`` is one dataset or several, which are read one after the other; ``select`` chooses what is read of them.
     ``trim`` and ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after them.
-    ``options`` are other fields of `Request`. Raises UsageError, and what `datasets.local.find` raises.
+    ``options`` are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
     """
     functions, args = list(functions), dict(args or {})
     if trim is not None:
@@ -69,7 +69,7 @@ def make_requests(
         raise UsageError("there is no dataset to read")
     if len(inputs) == 1 and select is None and split is None and isinstance(inputs[0], (str, os.PathLike)):
         # A single id stays an id: workers open the folder, and this process does not load torch.
-        return [Request(os.fspath(inputs[0]), functions, dest, **options)]
+        return [PreprocessRequest(os.fspath(inputs[0]), functions, dest, **options)]
     from ..datasets.local import open_dataset
     from ..storage.dataset import concat
 
@@ -78,10 +78,12 @@ def make_requests(
     dataset = opened[0] if len(opened) == 1 else concat(opened, keys)
     dataset = dataset if select is None else select(dataset)
     if split is None:
-        return [Request(dataset.id, functions, dest, dataset=dataset, **options)]
+        return [PreprocessRequest(dataset.id, functions, dest, dataset=dataset, **options)]
     parts = _split(len(dataset.episodes), split, options.get("seed", 0))
     return [
-        Request(dataset.id, functions, f"{dest}-{name}", dataset=dataset.select(episodes=part), is_part=True, **options)
+        PreprocessRequest(
+            dataset.id, functions, f"{dest}-{name}", dataset=dataset.select(episodes=part), is_part=True, **options
+        )
         for name, part in parts.items()
     ]
 
@@ -160,7 +162,7 @@ class ReadOptions:
 
 
 @dataclass(frozen=True)
-class Request:
+class PreprocessRequest:
     """What the user asks for.
 
     - ``id``: the dataset to read, an id or a folder; or ``dataset``, one that is open (a view). ``dest``: the id of the

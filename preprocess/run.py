@@ -39,8 +39,7 @@ from ..datasets.ingest.estimate import estimate_expected
 from ..datasets.ingest.part import PartTask, parts_of
 from ..datasets.ingest.reader import Reader
 from ..datasets.ingest.records import ConvertOptions, Expectation, count_notes
-from ..datasets.ingest.request import Listener, find_existing
-from ..datasets.ingest.request import Request as IngestRequest
+from ..datasets.ingest.request import Listener, Request, find_existing
 from ..datasets.ingest.unit import Facts, Part, Unit
 from ..datasets.local import find
 from ..datasets.workers import open_engine
@@ -59,7 +58,7 @@ from .chunks import Chunk, Episodes, choose_sizes, chunk_size, cut, cut_sections
 from .function import Chain, Job, describe, pickled, to_json
 from .layout import choose_codec, choose_schema, filled, shapes_of_schema, unchained_edges, unchained_error
 from .lineage import describe_changes, describe_input, leaf_changes, named_statistics, remaining_spaces, versions
-from .request import DryRun, Preprocessed, Request
+from .request import DryRun, Preprocessed, PreprocessRequest
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
 WORKER = f"{__package__}.worker"
@@ -72,7 +71,9 @@ LEAST_PIECES = 32
 _SAMPLED, TRIED_CHUNKS = 16, 4
 
 
-def preprocess(request: Request, listener: Listener | None = None, engine: Engine | None = None) -> Preprocessed:
+def preprocess(
+    request: PreprocessRequest, listener: Listener | None = None, engine: Engine | None = None
+) -> Preprocessed:
     """Make a new dataset. Work that was finished before an error or KeyboardInterrupt is kept for the next run.
 
     ``engine`` is an open engine, for several runs in a row; it stays open, except after an error.
@@ -87,7 +88,7 @@ def preprocess(request: Request, listener: Listener | None = None, engine: Engin
     return when_free(action, request.wait, listener.on_note, listener.on_stage)
 
 
-def _preprocess(request: Request, listener: Listener, given: Engine | None) -> Preprocessed:
+def _preprocess(request: PreprocessRequest, listener: Listener, given: Engine | None) -> Preprocessed:
     began, place = time.monotonic(), DatasetPlace(settings.root(request.root), request.dest)
     reader = FunctionReader(request, place, listener)
     existing = reader.existing()
@@ -103,7 +104,7 @@ def _preprocess(request: Request, listener: Listener, given: Engine | None) -> P
         if request.dry_run:
             return replace(_dry_run(reader), seconds=time.monotonic() - began)
         options: dict[str, Any] = {"options": reader.options, "procs": request.procs, "engine": engine}
-        wanted = IngestRequest(place.id, force=request.force, command=request.command, **options)
+        wanted = Request(place.id, force=request.force, command=request.command, **options)
         made = pipeline.run(reader, place, wanted, listener, reader.location.shown, reader.check)
     except DatasetExistsError as error:
         if not error.unfinished:
@@ -160,7 +161,7 @@ class FunctionReader(Reader):
     return_steps = 1 << 20
     engine: Engine
 
-    def __init__(self, request: Request, place: DatasetPlace, listener: Listener) -> None:
+    def __init__(self, request: PreprocessRequest, place: DatasetPlace, listener: Listener) -> None:
         self.request, self.place, self.listener = request, place, listener
         dataset, options = request.dataset, request.read_options
         if dataset is not None:
@@ -230,7 +231,7 @@ class FunctionReader(Reader):
         """The manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
         if not self.place.exists():
             self.place.check_free()
-        manifest = find_existing(self.place, IngestRequest(self.place.id, force=self.request.force))
+        manifest = find_existing(self.place, Request(self.place.id, force=self.request.force))
         if manifest is not None:
             self.check(manifest)
         return manifest

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..ingest.trajectories import Column, count_outcomes, resolve_transitions, to_rewards
     from ..ingest.unit import LEAD, Facts, Part, Unit
     from ..ingest.whole_file import WholeFileReader
-    from .catalogue_entry import CatalogueEntry, Place, RemoteDataset
+    from .catalogue_entry import CatalogueEntry, ListedDataset, Place
     from .options import SourceOption
     from .source import Source, files_below, first_found, only_object
 
@@ -47,7 +47,7 @@ _HOMES = {
     "..ingest.trajectories": "Column count_outcomes resolve_transitions to_rewards",
     "..ingest.unit": "LEAD Facts Part Unit",
     "..ingest.whole_file": "WholeFileReader",
-    ".catalogue_entry": "CatalogueEntry Place RemoteDataset",
+    ".catalogue_entry": "CatalogueEntry Place ListedDataset",
     ".options": "SourceOption",
     ".source": "Source files_below first_found only_object",
 }

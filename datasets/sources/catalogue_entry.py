@@ -261,7 +261,7 @@ _CACHE, _CACHE_FORMAT = ".remote", 1
 
 
 @dataclass(frozen=True)
-class RemoteDataset:
+class ListedDataset:
     """One dataset at a remote; what is not known is None."""
 
     name: str
@@ -276,7 +276,7 @@ class RemoteListing:
 
     remote: str
     date: str
-    datasets: tuple[RemoteDataset, ...]
+    datasets: tuple[ListedDataset, ...]
 
 
 def read_listing(source: str, remote: str, root: Path | None = None) -> RemoteListing | None:
@@ -285,14 +285,14 @@ def read_listing(source: str, remote: str, root: Path | None = None) -> RemoteLi
         record: Any = json.loads(_cache_path(source, remote, root).read_bytes())
         if record["format"] != _CACHE_FORMAT or record["remote"] != remote:
             return None
-        datasets = tuple(RemoteDataset(**entry) for entry in record["datasets"])
+        datasets = tuple(ListedDataset(**entry) for entry in record["datasets"])
         return RemoteListing(remote, str(record["date"]), datasets)
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # missing, or of another version: the remote is asked again
 
 
 def cache_listing(
-    source: str, remote: str, datasets: Iterable[RemoteDataset], root: Path | None = None
+    source: str, remote: str, datasets: Iterable[ListedDataset], root: Path | None = None
 ) -> RemoteListing:
     """Cache what a remote just answered, as of now; returns the listing."""
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

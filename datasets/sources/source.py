@@ -22,7 +22,7 @@ from ...storage.keywords import nearest
 from ...storage.reference_scores import ReferenceScores, recorded_scores
 from ..fetch import open_location
 from ..fetch.location import join_path, without_login
-from .catalogue_entry import CatalogueEntry, CatalogueFile, RemoteDataset, RemoteListing, cache_listing, read_listing
+from .catalogue_entry import CatalogueEntry, CatalogueFile, ListedDataset, RemoteListing, cache_listing, read_listing
 from .known_environment import KnownEnvironment, stated_environment
 from .options import RESERVED, SourceOption
 
@@ -165,7 +165,7 @@ class Source:
         """How the environment of a dataset is made, by the ``source`` record of its manifest; None where it is not known."""
         return stated_environment(record)
 
-    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterable[RemoteDataset]:
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterable[ListedDataset]:
         """Ask a remote what it holds; ``on_progress`` receives how many datasets are known so far, and of how many.
 
         Only a provider that can be asked defines it; what it says is cached (`refresh_listing`). Raises FetchErrors.

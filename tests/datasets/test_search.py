@@ -9,7 +9,7 @@ import pytest
 import rbdata
 from paths import DATA
 from rbdata.datasets.catalogue import known_ids
-from rbdata.datasets.sources.catalogue_entry import RemoteDataset, cache_listing
+from rbdata.datasets.sources.catalogue_entry import ListedDataset, cache_listing
 from rbdata.errors import DatasetNotFoundError, UsageError
 
 
@@ -48,7 +48,7 @@ def test_info():
 
 
 def test_a_listing_of_the_remote_adds_counts_and_datasets(tmp_path):
-    listed = [RemoteDataset("D4RL/door/human-v2", 26, 6800, 99), RemoteDataset("new/one-v0", steps=5)]
+    listed = [ListedDataset("D4RL/door/human-v2", 26, 6800, 99), ListedDataset("new/one-v0", steps=5)]
     cache_listing("minari", "hf://farama-minari", listed, tmp_path)
     catalogue = {entry.id: entry for entry in rbdata.catalogue("minari", root=tmp_path)}
     door = catalogue["minari/D4RL/door/human-v2"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.workers.here import open_local
 from rbdata.preprocess import chunks
-from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.request import Listener, PreprocessRequest
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED
@@ -113,7 +113,7 @@ class TestAnyChunks:
             done: list[int] = []
             root, source = tmp_path / str(number), str(inputs[layout])
             options = {"per": per, "batch_size": 20, "procs": 0, "version": "1"}
-            request = Request(source, [tools.noisy, *more], "my/output", root=root, **options)
+            request = PreprocessRequest(source, [tools.noisy, *more], "my/output", root=root, **options)
             made.append(lasting(preprocess(request, Listener(on_part_done=done.append)).path))
             parts.append(len(done))
         assert made[0] == made[1]
@@ -143,7 +143,7 @@ def test_how_often_a_function_is_called(per, tmp_path):
     make_input(tmp_path, count=40)
     calls = tmp_path / "calls"
     (tmp_path / "slow.py").write_text(f"def fn(td):\n    open({str(calls)!r}, 'a').write('x')\n    return td\n")
-    request = Request("my/input", [f"{tmp_path}/slow.py:fn"], "my/output", root=tmp_path, per=per, procs=0)
+    request = PreprocessRequest("my/input", [f"{tmp_path}/slow.py:fn"], "my/output", root=tmp_path, per=per, procs=0)
     outcome = preprocess(request)
     pieces = 40 if per == "episode" else -(-outcome.manifest.steps // 32)
     assert pieces + 2 <= len(calls.read_text()) <= pieces + 4
@@ -159,9 +159,11 @@ def test_functions_of_the_user_run_in_another_process(tmp_path, by_value, monkey
         return td
 
     for procs in (None, 1):
-        request = Request("my/input", [where], "my/output", root=tmp_path, procs=procs, force=True, batch_size=64)
+        request = PreprocessRequest(
+            "my/input", [where], "my/output", root=tmp_path, procs=procs, force=True, batch_size=64
+        )
         assert os.getpid() not in Dataset(preprocess(request).path)["process"].unique().tolist()
-    request = Request("my/input", [where], "my/output", root=tmp_path, procs=0, force=True)
+    request = PreprocessRequest("my/input", [where], "my/output", root=tmp_path, procs=0, force=True)
     assert Dataset(preprocess(request).path)["process"].unique().tolist() == [os.getpid()]
 
 

@@ -12,7 +12,7 @@ import torch
 from preprocess_tools import double_rewards, make_input, run
 from rbdata.errors import DatasetExistsError, FunctionError
 from rbdata.preprocess.functions import find_builtin
-from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.request import Listener, PreprocessRequest
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 
@@ -34,7 +34,7 @@ def here(tmp_path, monkeypatch):
 def action(root, fn="mine.py:fn", **options):
     options.setdefault("procs", 0)
     functions = fn if isinstance(fn, list) else [fn]
-    return preprocess(Request("my/input", functions, "my/output", root=root, **options)).action
+    return preprocess(PreprocessRequest("my/input", functions, "my/output", root=root, **options)).action
 
 
 class TestText:
@@ -84,7 +84,7 @@ class TestText:
         def stop(index):
             raise KeyboardInterrupt
 
-        request = Request("my/input", ["mine.py:fn"], "my/output", root=here, procs=0)
+        request = PreprocessRequest("my/input", ["mine.py:fn"], "my/output", root=here, procs=0)
         with pytest.raises(KeyboardInterrupt):
             preprocess(request, Listener(on_part_done=stop))
         (here / "helper.py").write_text("gain = 30\n")
@@ -95,7 +95,7 @@ class TestText:
         def edit(text):
             (here / "helper.py").write_text("gain = 30\n")
 
-        request = Request("my/input", ["mine.py:fn"], "my/output", root=here, procs=0)
+        request = PreprocessRequest("my/input", ["mine.py:fn"], "my/output", root=here, procs=0)
         with pytest.raises(FunctionError, match=r"files of mine\.py:fn were edited"):
             preprocess(request, Listener(on_stage=edit))
 
@@ -139,7 +139,7 @@ class TestObjects:
         def stop(index):
             raise KeyboardInterrupt
 
-        request = Request("my/input", [double_rewards], "my/output", root=here, procs=0, version=version)
+        request = PreprocessRequest("my/input", [double_rewards], "my/output", root=here, procs=0, version=version)
         with pytest.raises(KeyboardInterrupt):
             preprocess(request, Listener(on_part_done=stop))
         seen = []
@@ -230,7 +230,7 @@ class TestCalledAgain:
     def test_before_anything_is_made(self, here):
         """Nothing of a run that ends there is left, and no part is begun."""
         seen = []
-        request = Request("my/input", [counter()], "my/output", root=here, procs=0)
+        request = PreprocessRequest("my/input", [counter()], "my/output", root=here, procs=0)
         with pytest.raises(FunctionError, match="called again"):
             preprocess(request, Listener(on_estimate=seen.append))
         assert seen == [] and [path.name for path in (here / "my").iterdir()] == ["input"]

@@ -10,7 +10,7 @@ import rbdata
 import torch
 from preprocess_tools import check_files, double_rewards, make_input, plain, run
 from rbdata.errors import DamagedDatasetError
-from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.request import Listener, PreprocessRequest
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT
@@ -35,7 +35,7 @@ def test_an_input_that_is_replaced(tmp_path, procs):
         (tmp_path / "my/input").rename(tmp_path / "my/old")
         shutil.copytree(other, tmp_path / "my/input")
 
-    request = Request("my/input", ["rbdata:clip_rewards"], "my/output", root=tmp_path, procs=procs)
+    request = PreprocessRequest("my/input", ["rbdata:clip_rewards"], "my/output", root=tmp_path, procs=procs)
     with pytest.raises(DamagedDatasetError, match="my/input/observation/blob: has"):
         preprocess(request, Listener(on_estimate=replace))
     assert not (tmp_path / "my/output").exists()

@@ -15,7 +15,7 @@ import pytest
 from preprocess_tools import lasting, make_input, run
 from processes import RBDATA, start_interruptible
 from rbdata.datasets.local import list_local
-from rbdata.preprocess.request import Listener, Request
+from rbdata.preprocess.request import Listener, PreprocessRequest
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
@@ -66,7 +66,7 @@ class TestStopped:
         def stop(index: int) -> None:
             raise Stop
 
-        request = Request("my/input", [slow], "my/stopped", root=tmp_path, **options)
+        request = PreprocessRequest("my/input", [slow], "my/stopped", root=tmp_path, **options)
         stops, seen = 0, []
         while True:
             try:
@@ -95,7 +95,9 @@ class TestStopped:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            preprocess(Request("my/input", [slow], "my/lost", root=tmp_path, **options), Listener(on_part_done=stop))
+            preprocess(
+                PreprocessRequest("my/input", [slow], "my/lost", root=tmp_path, **options), Listener(on_part_done=stop)
+            )
         working = tmp_path / "my" / ".lost.writing"
         if what == "rows":
             next((working / ".parts").glob("*/next.reward.*.rows")).unlink()
@@ -184,7 +186,7 @@ def test_statistics_are_kept(tmp_path):
     def stop(index: int) -> None:
         raise KeyboardInterrupt
 
-    request = Request("my/input", ["rbdata:normalize_observations"], "my/stopped", root=tmp_path, **options)
+    request = PreprocessRequest("my/input", ["rbdata:normalize_observations"], "my/stopped", root=tmp_path, **options)
     with pytest.raises(KeyboardInterrupt):
         preprocess(request, Listener(on_part_done=stop))
     told: list[str] = []

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from rbdata.preprocess.request import Request
+from rbdata.preprocess.request import PreprocessRequest
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.manifest import read_manifest
@@ -49,7 +49,7 @@ def run(root: Path, functions: Any, dest: str = "my/output", source: Any = "my/i
     options.setdefault("procs", 0)
     engine = options.pop("open_engine", None)
     given = functions if isinstance(functions, list) else [functions]
-    outcome = preprocess(Request(str(source), given, dest, root=root, **options), engine=engine)
+    outcome = preprocess(PreprocessRequest(str(source), given, dest, root=root, **options), engine=engine)
     return Dataset(outcome.path)
 
 

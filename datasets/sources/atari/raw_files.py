@@ -94,7 +94,7 @@ _EPISODE_NAME = re.compile(r"run_(\d+)-(\d{5})-of-(\d{5})")
 
 
 @dataclass(frozen=True)
-class EpisodeFile:
+class RunFile:
     """One file of a run: its number and how many the run has, both as its name says."""
 
     number: int
@@ -102,7 +102,7 @@ class EpisodeFile:
     obj: RemoteObject
 
 
-def find_episode_files(location: Location, game: str, run: int) -> list[EpisodeFile]:
+def find_episode_files(location: Location, game: str, run: int) -> list[RunFile]:
     """List a run's files, by number. Raises ObjectNotFoundError if it has no file.
 
     A mirror may have been copied from one level up or down.
@@ -110,7 +110,7 @@ def find_episode_files(location: Location, game: str, run: int) -> list[EpisodeF
     if location.url == RL_UNPLUGGED_HOME and game in LEFT_OUT:
         raise ObjectNotFoundError(f"RL Unplugged does not have {game}")
 
-    def files_in(folder: str) -> list[EpisodeFile]:
+    def files_in(folder: str) -> list[RunFile]:
         return group_episode_files(location.list(folder), run, f"{location.url} ({folder})")
 
     folders = (f"{FOLDER}/{game}", f"rl_unplugged/{FOLDER}/{game}", game)
@@ -118,16 +118,16 @@ def find_episode_files(location: Location, game: str, run: int) -> list[EpisodeF
     return first_found(folders, files_in, missing, f"looked for run_{run}-*-of-* in {{paths}}")[1]
 
 
-def group_episode_files(objects: Iterable[RemoteObject], run: int | None, where: str) -> list[EpisodeFile]:
+def group_episode_files(objects: Iterable[RemoteObject], run: int | None, where: str) -> list[RunFile]:
     """The files of one run (the only one there, when ``run`` is None) among others.
 
     Raises CorruptSourceError when files of differing sets are mixed.
     """
-    found: dict[int, list[EpisodeFile]] = {}
+    found: dict[int, list[RunFile]] = {}
     for item in objects:
         match = _EPISODE_NAME.fullmatch(item.name)
         if match and run in (None, int(match[1])):
-            found.setdefault(int(match[1]), []).append(EpisodeFile(int(match[2]), int(match[3]), item))
+            found.setdefault(int(match[1]), []).append(RunFile(int(match[2]), int(match[3]), item))
     if len(found) > 1:
         message = f"{where} holds runs {', '.join(map(str, sorted(found)))}"
         raise CorruptSourceError(message, hint="keep the files of one run in their own folder")

@@ -12,10 +12,10 @@ from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions, PartSpec
 from ...ingest.request import format_numbers
 from ...ingest.trajectories import Column
-from .raw_files import FRAME, EpisodeFile, Shard
+from .raw_files import FRAME, RunFile, Shard
 from .ring import TIME_LIMIT
 
-Piece = TypeVar("Piece", Shard, EpisodeFile)
+Piece = TypeVar("Piece", Shard, RunFile)
 
 ROW_BYTES = FRAME[0] * FRAME[1]
 LICENCE = "not stated for the data (the code is Apache-2.0); see https://research.google/resources/datasets/dqn-replay/"

@@ -1,6 +1,6 @@
 """One run of RL Unplugged's ordered episodes, from its files to a dataset.
 
-Each file is decoded as a unit (`rl_unplugged_decode`). The episodes of all files lie in training order (`Order`), which is that
+Each file is decoded as a unit (`rl_unplugged_decode`). The episodes of all files lie in training order (`TrainingOrder`), that
 of the stored indices, (checkpoint, index in it); the names of files say nothing. Episodes that follow each other both in that
 order and in a file are a *run*; usually a file is one.
 
@@ -31,9 +31,9 @@ from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
 from ...ingest.request import format_numbers, select_numbered
 from ...ingest.trajectories import count_outcomes
 from ...ingest.unit import Facts, Part
-from .raw_files import FOLDER, RL_UNPLUGGED, EpisodeFile
+from .raw_files import FOLDER, RL_UNPLUGGED, RunFile
 from .reader import CITATION, SPACES, RunReader
-from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, FileUnit, Sample, take_sample
+from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, Sample, UnpluggedUnit, take_sample
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,12 @@ class EpisodePart:
     runs: list[EpisodeRun]
 
 
-class Order:
+class TrainingOrder:
     """All episodes of some files in training order; the work is done on construction.
 
-    ``files`` are their names and what was said of them (`FileUnit`). ``table`` is int64 ``[episodes kept, 7]``: what is said of
-    episodes, then file and place in the file (counting kept ones). Raises CorruptSourceError when an episode is there twice.
+    ``files`` are their names and what their units recorded (`UnpluggedUnit`). ``table`` is int64 ``[episodes kept, 7]``: the
+    record of an episode, then file and place in the file (counting kept ones). Raises CorruptSourceError when an episode is
+    there twice.
     """
 
     def __init__(self, files: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -143,19 +144,19 @@ def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
     return np.column_stack([episodes, np.full(len(episodes), number), place])
 
 
-class RluReader(RunReader[EpisodeFile]):
+class RluReader(RunReader[RunFile]):
     """Each file is a unit. Their runs of episodes are sections, in training order."""
 
     upstream, piece = RL_UNPLUGGED, "file"
     citation = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
     return_steps = sys.maxsize  # rewards of an episode are summed at once
 
-    def __init__(self, name: str | None, location: Location, files: list[EpisodeFile], options: ConvertOptions) -> None:
+    def __init__(self, name: str | None, location: Location, files: list[RunFile], options: ConvertOptions) -> None:
         super().__init__(name, location, files, options)
         chosen = select_numbered({one.number: one for one in files}, options.parts, self.title, self.piece)
         self._check_complete()
         objects = resolve(location, [file.obj for file in chosen])
-        self.chosen = [EpisodeFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
+        self.chosen = [RunFile(file.number, file.total, obj) for file, obj in zip(chosen, objects)]
 
     def _check_complete(self) -> None:
         """Raise CorruptSourceError if all files are requested and a server lists fewer than their names state, as in a
@@ -184,10 +185,10 @@ class RluReader(RunReader[EpisodeFile]):
         ratio = compressed_share(codec_of(leaves[0]), sample.rows) if (leaves := self.compressed()) else 1.0
         return replace(expect_rows(self, rows, episodes, ratio), fetch_bytes=fetch)
 
-    def units(self, lead: Part | None) -> list[FileUnit]:
+    def units(self, lead: Part | None) -> list[UnpluggedUnit]:
         how = (self.location, self.options.unknown_next, self.time_limit)
         return [
-            FileUnit(index, file.obj.name, file.obj.size or 1, file.obj.name, file.obj, *how)
+            UnpluggedUnit(index, file.obj.name, file.obj.size or 1, file.obj.name, file.obj, *how)
             for index, file in enumerate(self.chosen)
         ]
 
@@ -201,7 +202,7 @@ class RluReader(RunReader[EpisodeFile]):
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         if not len(episodes):
             raise CorruptSourceError(f"{self.title} holds no complete step")
-        order = Order([(file.obj.name, part.about) for file, part in zip(self.chosen, parts)])
+        order = TrainingOrder([(file.obj.name, part.about) for file, part in zip(self.chosen, parts)])
         specs = [self._spec(part, order) for part in order.parts]
         return Facts(order.counts, self._notes(order.counts), specs, SPACES, order.midway)
 
@@ -211,7 +212,7 @@ class RluReader(RunReader[EpisodeFile]):
         game = (self.name or "").partition("/")[0]
         return [RawObject(f"{FOLDER}/{game}/{file.obj.name}", file.obj, self.location) for file in self.chosen]
 
-    def _spec(self, part: EpisodePart, order: Order) -> PartSpec:
+    def _spec(self, part: EpisodePart, order: TrainingOrder) -> PartSpec:
         file, about = self.chosen[part.file], order.files[part.file][1]
         layout = f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}"
         spec = self.describe_part(file.number, part.first_state, part.states, layout, file.obj)

@@ -40,7 +40,7 @@ from ...formats.tfrecord import Value, WireError, parse_example, read_records
 from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
 from ...ingest.counted_stream import CountedStream
 from ...ingest.unit import PartContents, Unit
-from .raw_files import EpisodeFile
+from .raw_files import RunFile
 from .reader import ROW_BYTES
 from .ring import MAX_ACTION
 
@@ -50,7 +50,7 @@ _HINT = "the file is damaged, or not of RL Unplugged's ordered Atari episodes; t
 
 
 @dataclass(frozen=True)
-class Episode:
+class DecodedEpisode:
     """One record's episode; ``where`` is what messages call it. ``terminal``: its last discount is 0."""
 
     where: str
@@ -65,7 +65,7 @@ class Episode:
         return len(self.frames)
 
 
-def to_episode(features: Mapping[str, Value], where: str) -> Episode:
+def to_episode(features: Mapping[str, Value], where: str) -> DecodedEpisode:
     """The episode in an example's lists. Raises CorruptSourceError, naming ``where``, for lists of anything else."""
     if "observations" not in features and "o_t" in features:
         message = f"{where} is a single transition of RL Unplugged's shuffled form (o_t, o_tp1), not an episode"
@@ -88,7 +88,7 @@ def to_episode(features: Mapping[str, Value], where: str) -> Episode:
     if len(ends) and ends[0] != len(discount) - 1:
         _refuse(f"{where}: the episode ends in row {ends[0]} of {len(discount)}, and goes on")
     checkpoint, index = (_index(features, name, where) for name in ("checkpoint_idx", "episode_idx"))
-    return Episode(where, checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
+    return DecodedEpisode(where, checkpoint, index, frames, action.astype(np.int32), reward, bool(len(ends)))
 
 
 def _numbers(features: Mapping[str, Value], name: str, kind: str, where: str) -> np.ndarray:
@@ -123,7 +123,7 @@ class EpisodeStream:
         #: Bytes that unpacking has read, and written.
         self.packed = self.unpacked = 0
 
-    def episodes(self) -> Generator[Episode, None, None]:
+    def episodes(self) -> Generator[DecodedEpisode, None, None]:
         """Every record. Raises CorruptSourceError and the fetch errors."""
         hint, rows = "the file is not of RL Unplugged's Atari episodes", 0
         with closing(read_ahead(self._pieces(), 2)) as pieces:
@@ -153,7 +153,7 @@ class EpisodeStream:
             yield piece
 
 
-def decoded(episode: Episode, rows: Sequence[int]) -> np.ndarray:
+def decoded(episode: DecodedEpisode, rows: Sequence[int]) -> np.ndarray:
     """Frames of an episode, uint8 ``[n, 84, 84]``. Raises CorruptSourceError for one that cannot be decoded."""
     out = np.empty((len(rows), SIDE, SIDE), np.uint8)
     try:
@@ -179,7 +179,7 @@ class Sample:
     rows_per_episode: float
 
 
-def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
+def take_sample(location: Location, files: Sequence[RunFile]) -> Sample:
     """Read the first episodes of files spread over the run; the choice depends on nothing but the files.
 
     Raises CorruptSourceError when there is no frame in any of them.
@@ -188,7 +188,7 @@ def take_sample(location: Location, files: Sequence[EpisodeFile]) -> Sample:
     want = -(-SAMPLE_ROWS // len(chosen))
     samples, packed, rows, episodes = [np.zeros((0, SIDE, SIDE), np.uint8)], 0.0, 0, 0
     for file in chosen:
-        stream, held, count, size = EpisodeStream(location, file.obj), list[Episode](), 0, 0
+        stream, held, count, size = EpisodeStream(location, file.obj), list[DecodedEpisode](), 0, 0
         with closing(stream.episodes()) as found:
             for episode in found:
                 held.append(episode)
@@ -238,7 +238,7 @@ def end_episode(rows: int, terminal: bool, unknown_next: str, time_limit: int) -
 
 
 @dataclass(frozen=True)
-class FileUnit(Unit):
+class UnpluggedUnit(Unit):
     """One file, fetched and decoded as it comes. ``rows`` are its bytes, as rows are not known.
 
     It says of itself: ``episodes`` (of each: checkpoint, index in it, rows in the file, steps kept, outcome), ``crc32c`` and
@@ -281,7 +281,7 @@ class FileUnit(Unit):
         yield Block({}, place=place, done=self.rows, fetched=source.fetched, retries=source.retries, record=told)
 
 
-def _pieces_of(episode: Episode, ending: Ending) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+def _pieces_of(episode: DecodedEpisode, ending: Ending) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
     """Columns and bits of the steps that an episode gives, some frames at a time."""
     steps = ending.steps
     for low in range(0, steps, BLOCK_ROWS):

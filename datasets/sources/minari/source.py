@@ -25,7 +25,7 @@ from ...fetch import Location, RemoteObject, open_location, read_all
 from ...fetch.location import join_path
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions
-from ..catalogue_entry import CatalogueEntry, Place, RemoteDataset, action_kind, observation_kind, space_text
+from ..catalogue_entry import CatalogueEntry, ListedDataset, Place, action_kind, observation_kind, space_text
 from ..options import declared
 from ..source import Source, files_below, only_file
 
@@ -144,9 +144,9 @@ class MinariSource(Source):
             published[here.id] = replace(known, **stated)
         return list(published.values())
 
-    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> list[RemoteDataset]:
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> list[ListedDataset]:
         """Counts from the metadata of each dataset, sizes from listings."""
-        found, datasets = list(_datasets_at(location)), list[RemoteDataset]()
+        found, datasets = list(_datasets_at(location)), list[ListedDataset]()
         with closing(map_in_threads(lambda entry: _counts_of(location, *entry), found, 8, "rbdata-list")) as counted:
             for dataset in counted:
                 datasets.append(dataset)
@@ -270,12 +270,12 @@ def _datasets_at(location: Location) -> Iterator[tuple[str, RemoteObject | None,
         yield name, items.get(METADATA), sum(size or 0 for size in sizes) if is_whole else None
 
 
-def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> RemoteDataset:
+def _counts_of(location: Location, name: str, item: RemoteObject | None, size: int | None) -> ListedDataset:
     if item is None or (item.size or 0) > _LARGEST_LISTED:
-        return RemoteDataset(name, bytes=size)
+        return ListedDataset(name, bytes=size)
     try:
         stated = json.loads(read_all(location, item, limit_bytes=_LARGEST_LISTED))
         counts = [int(stated[key]) for key in ("total_episodes", "total_steps")]
     except (CorruptSourceError, ObjectNotFoundError, ValueError, TypeError, LookupError):
-        return RemoteDataset(name, bytes=size)
-    return RemoteDataset(name, *counts, size)
+        return ListedDataset(name, bytes=size)
+    return ListedDataset(name, *counts, size)

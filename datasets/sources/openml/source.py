@@ -16,7 +16,7 @@ from ....errors import ObjectNotFoundError, UsageError
 from ...fetch import Location, RemoteObject
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions, RawObject
-from ..catalogue_entry import RemoteDataset
+from ..catalogue_entry import ListedDataset
 from ..options import declared
 from ..source import Source, only_file, only_object
 from .client import Api, Description, path_of
@@ -47,13 +47,13 @@ class OpenmlSource(Source):
     supports = frozenset()
     open_ended = True
 
-    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[RemoteDataset]:
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[ListedDataset]:
         """Under the names by which they are asked for: the oldest version by its name alone, others with their version."""
         found = Api(location).list_all(on_progress)
         oldest = {one.name: one.version for one in sorted(found, key=lambda one: one.version, reverse=True)}
         for one in found:
             name = one.name if one.version == oldest[one.name] else f"{one.name}@{one.version}"
-            yield RemoteDataset(name if self.knows(name) else str(one.id), one.rows, one.rows)
+            yield ListedDataset(name if self.knows(name) else str(one.id), one.rows, one.rows)
 
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None

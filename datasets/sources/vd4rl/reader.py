@@ -61,7 +61,7 @@ class VD4RLReader(EpisodeFiles):
         return {**super().describe(), "folder": self.groups[0].objects[0].path.rpartition("/")[0]}
 
 
-class EpisodeFile(EpisodeReader):
+class NpzEpisode(EpisodeReader):
     """Reads an npz, which is one episode."""
 
     def episodes(self, raw: RawInput) -> Iterator[Episode]:
@@ -82,7 +82,7 @@ class EpisodeFile(EpisodeReader):
             yield dm_env_episode(states, action, reward, discount, raw.counts, raw.name, terminal=terminal)
 
 
-class Shard(EpisodeReader):
+class Hdf5Shard(EpisodeReader):
     """Reads an HDF5 shard of episodes."""
 
     native_libraries = ("h5py",)

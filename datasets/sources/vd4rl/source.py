@@ -16,7 +16,7 @@ from ...fetch import Location, RemoteObject
 from ...fetch.location import join_path
 from ...ingest.reader import Reader
 from ...ingest.records import ConvertOptions
-from ..catalogue_entry import RemoteDataset
+from ..catalogue_entry import ListedDataset
 from ..source import FoundFile, Source, files_below, files_in, first_found, visible_files
 
 ENVIRONMENTS = ("walker_walk", "cheetah_run", "humanoid_walk")
@@ -56,7 +56,7 @@ class VD4RLSource(Source):
     def knows(self, name: str) -> bool:
         return _NAME.fullmatch(name) is not None or _PATH.fullmatch(name) is not None
 
-    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[RemoteDataset]:
+    def list_remote(self, location: Location, on_progress: Callable[[int, int], None]) -> Iterator[ListedDataset]:
         """Every folder that holds files, with their bytes; those of ``main`` by their short names."""
         held: dict[str, list[RemoteObject]] = {}
         for path, item in files_below(location, "", *_SUFFIXES):
@@ -64,7 +64,7 @@ class VD4RLSource(Source):
         for folder, files in held.items():
             if self.knows(folder):
                 episodes = len(files) if folder.endswith(SIZES[0]) else None
-                yield RemoteDataset(short_name(folder), episodes, None, sum(item.size or 0 for item in files))
+                yield ListedDataset(short_name(folder), episodes, None, sum(item.size or 0 for item in files))
 
     def find(self, name: str, location: Location, options: ConvertOptions) -> Reader:
         """The files in the dataset's folder: as the provider lays it out, or from ``main`` on. Raises FetchErrors."""
@@ -105,7 +105,7 @@ def of_one_kind(items: Sequence[RemoteObject]) -> list[RemoteObject]:
 
 def _reader(name: str | None, location: Location, files: Sequence[FoundFile], options: ConvertOptions) -> Reader:
     from ...ingest.episode_files import EpisodeReader, group_files
-    from .reader import EpisodeFile, Shard, VD4RLReader
+    from .reader import Hdf5Shard, NpzEpisode, VD4RLReader
 
-    reader: EpisodeReader = EpisodeFile() if files[0][0].endswith(".npz") else Shard()
+    reader: EpisodeReader = NpzEpisode() if files[0][0].endswith(".npz") else Hdf5Shard()
     return VD4RLReader(name, location, group_files(location, files), reader, options)
