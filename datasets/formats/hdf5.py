@@ -230,7 +230,7 @@ class ChunkedRows:
 
     def read(self, low: int, high: int) -> np.ndarray:
         """Rows ``low..high-1``; the caller may write to them."""
-        if self._filters is None:
+        if self._filters is None or low == high:
             return plain_bools(self._dataset[low:high])
         size = self._dataset.chunks[0]
         for strip in range(low // size, (min(high + self._ahead, len(self._dataset)) - 1) // size + 1):
@@ -248,7 +248,7 @@ class ChunkedRows:
 
     def all(self) -> np.ndarray:
         """All rows."""
-        return self.read(0, len(self._dataset)) if len(self._dataset) else self._dataset[:]
+        return self.read(0, len(self._dataset))
 
     def blocks(self, low: int, high: int) -> Iterator[np.ndarray]:
         """The same rows in blocks of some megabytes. Raises CorruptSourceError, also for damage that HDF5 finds."""

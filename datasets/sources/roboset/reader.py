@@ -118,6 +118,8 @@ class _Trial:
         self.is_real = any(path.startswith("data/") for path in found)
         solved = found.pop("config/solved", None)
         is_number = solved is not None and solved.shape in ((), (1,)) and solved.dtype.kind in "biuf"
+        if is_number:
+            check_array(solved, f"{self.where}/config/solved")
         self.solved = float(np.asarray(solved[()]).reshape(-1)[0]) if is_number else np.nan
         folders = ("data", "derived") if self.is_real else (*_SIMULATED, "env_infos", "time")
         used = {path: one for path, one in found.items() if path.partition("/")[0] in folders and has_rows(one)}
@@ -130,7 +132,7 @@ class _Trial:
         for path, one in used.items():
             check_array(one, f"{self.where}/{path}")
             is_large = one.nbytes // max(1, len(one)) >= LARGE_ROW and not self.is_action(path)
-            self.arrays[path] = one if is_large else self._chunked(path, one).all()[: self.rows]
+            self.arrays[path] = one if is_large else self._chunked(path, one).read(0, self.rows)
         self.steps = max(0, self.rows - 1)
         self.rewards, self.done = np.zeros(self.steps, np.float32), np.zeros(self.steps, bool)
         if self.is_real:

@@ -89,6 +89,14 @@ def test_logs_without_trials_and_with_links(tmp_path):
     assert len(rbdata.open_dataset(rbdata.convert(path, "my/x", root=tmp_path / "root", source="roboset"))) == 4
 
 
+def test_success_that_is_kept_in_another_file_is_not_read(tmp_path):
+    path = write(tmp_path / "raw" / "x.h5")
+    (tmp_path / "other").write_bytes(np.float32(1).tobytes())
+    with h5py.File(path, "a") as file:
+        file.create_dataset("Trial0/config/solved", (1,), "f4", external=[(str(tmp_path / "other"), 0, 4)])
+    refused(path, tmp_path / "root", "config/solved is kept in another file")
+
+
 @pytest.mark.parametrize("rows", [1, 0])
 def test_a_trial_without_a_step_is_left_out(tmp_path, rows):
     """A log that was stopped at once has an observation, or nothing."""
