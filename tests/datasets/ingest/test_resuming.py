@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from given_reader import Making
-from rbdata.datasets.local import deletable, delete
+from rbdata import cli
 from rbdata.errors import DatasetExistsError
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.folder import RUN, DatasetPlace
@@ -186,9 +186,9 @@ def test_a_part_that_came_from_another_object(stopped, tmp_path):
     assert contents(run.place.working)[f"{PARTS}/00001.0/part.json"] == before[f"{PARTS}/00001.0/part.json"]
 
 
-def test_a_deletion_that_failed_half_way_is_brought_to_its_end(tmp_path):
+def test_prune_ends_a_deletion_that_failed_half_way(tmp_path):
     run = making("raw", tmp_path)
     run.make().rename(run.place.old)
     (run.place.old / FILENAME).unlink()
-    delete(deletable("my/test", tmp_path))
+    assert cli.run(["prune", "--yes", "--root", str(tmp_path)]) == 0
     assert not (tmp_path / "my").exists()
