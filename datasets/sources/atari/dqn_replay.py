@@ -118,13 +118,12 @@ class FrameUnit(Unit):
     def _block(
         self, columns: Any, begin: int, end: int, is_seam: bool, done: int, source: CountedStream, record: Any = None
     ) -> Block:
-        final, goes_on = None, False
+        told: dict[str, Any] = {"fetched": source.fetched, "retries": source.retries, "record": record}
         if self.final is not None and columns:
-            final = self.final[begin:end]
-            goes_on = not self.final[begin - 1] if begin else self.goes_on
-        where = {"place": (self.index, int(not is_seam)), "range": int(self.apart and not is_seam), "goes_on": goes_on}
-        how = {"done": done, "fetched": source.fetched, "retries": source.retries, "record": record}
-        return Block(columns, final=final, **where, **how)
+            told["final"] = self.final[begin:end]
+            told["goes_on"] = not self.final[begin - 1] if begin else self.goes_on
+        place, apart = (self.index, int(not is_seam)), int(self.apart and not is_seam)
+        return Block(columns, place=place, range=apart, done=done, **told)
 
 
 def _check_padding(part: PartPlan, rows: np.ndarray, first: int, frames: np.ndarray) -> None:

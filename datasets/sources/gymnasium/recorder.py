@@ -82,30 +82,14 @@ class LogUnit(Unit):
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
         reader, done, outside = self.reader, 0, 0
         assert reader.log is not None
-        room, first = block_rows(reader.columns, reader.environments), len(reader.observation)
         for env in range(reader.environments):
-            waiting, held = list[LoggedSteps](), 0
-            for piece in reader.log.pieces(env):  # blocks are larger than short episodes
-                outside += sum(map(count_outside, reader.action, piece.rows[first:]))
-                done, held = done + len(piece.rewards), held + len(piece.rewards)
-                waiting.append(piece)
-                if held >= room:
-                    yield _joined(reader, waiting, done)
-                    waiting, held = [], 0
-            if waiting:
-                yield _joined(reader, waiting, done)
+            for piece in reader.log.pieces(env):
+                outside += sum(map(count_outside, reader.action, piece.rows[len(reader.observation) :]))
+                bits = np.zeros(len(piece.rewards), np.uint8)
+                bits[-1], done = piece.end, done + len(bits)
+                yield block_of(reader.columns, piece.rows, piece.rewards, bits, env, done)
         about = {"counts": {"actions_out_of_bounds": outside}, "notes": list(reader.more_notes)}
         yield Block({}, place=(0, 0), record=about, done=done)
-
-
-def _joined(reader: LoopReader, pieces: Sequence[LoggedSteps], done: int) -> Block:
-    """Pieces that follow each other as a block."""
-    lengths = [len(piece.rewards) for piece in pieces]
-    bits = np.zeros(sum(lengths), np.uint8)
-    bits[np.cumsum(lengths) - 1] = [piece.end for piece in pieces]
-    rows = [np.concatenate(parts) for parts in zip(*(piece.rows for piece in pieces))]
-    rewards = np.concatenate([piece.rewards for piece in pieces])
-    return block_of(reader.columns, rows, rewards, bits, pieces[0].env, done)
 
 
 class _Episode(Lane):
@@ -268,10 +252,6 @@ class _Recorder:
             tape.abandon()
         self.close()
         return False
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        message = f"the recorder of {self.dataset_id} cannot be copied or pickled: both would write to one log"
-        raise UsageError(message, hint="copy the environment in it: copy.deepcopy(recorder.env)")
 
 
 class Recorder(_Recorder, gymnasium.Wrapper[Any, Any, Any, Any]):

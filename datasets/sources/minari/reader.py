@@ -42,7 +42,7 @@ _SAMPLE_BYTES, _SAMPLE_ROWS = 24 << 20, 1500
 
 @dataclass(frozen=True)
 class MinariUnit(Unit):
-    """The episodes ``first`` to ``stop - 1`` of a dataset, in blocks of steps: short ones are joined."""
+    """The episodes ``first`` to ``stop - 1`` of a dataset, each in blocks of steps."""
 
     data: DataFiles
     found: Survey
@@ -50,7 +50,7 @@ class MinariUnit(Unit):
     stop: int
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        columns, waiting, held, done = [source.column for source in self.found.sources], list[Any](), 0, 0
+        columns, done = [source.column for source in self.found.sources], 0
         large = sum(column.row_bytes for column in columns if column.large)
         size = max(1, min(block_steps(columns), BLOCK_BYTES // max(1, large)))
         with self.data.open() as files:
@@ -58,13 +58,9 @@ class MinariUnit(Unit):
                 bits = self.found.bits[index]
                 for low in range(0, len(bits), size):
                     some = bits[low : low + size]
-                    waiting.append((self._columns(files, index, low, some), some))
-                    held, done = held + len(some), done + len(some)
-                    if held >= size:
-                        yield _joined(waiting, done)
-                        waiting, held = [], 0
-        if waiting:
-            yield _joined(waiting, done)
+                    done += len(some)
+                    # All units are one section: rewards are summed in blocks that do not depend on them.
+                    yield Block(self._columns(files, index, low, some), some, place=(0,), done=done)
 
     def _columns(self, files: MinariFiles, index: int, low: int, bits: np.ndarray) -> dict[str, np.ndarray]:
         """The rows of the steps of an episode from ``low`` on."""
@@ -79,13 +75,6 @@ class MinariUnit(Unit):
             some = source.read(files, self.found, index, low, stop, self.data.name)
             rows[source.column.key] = some[states] if is_state and len(some) < len(states) else some
         return rows
-
-
-def _joined(waiting: Sequence[tuple[dict[str, np.ndarray], np.ndarray]], done: int) -> Block:
-    """Pieces of episodes as one block. All are of one section: rewards are summed across parts."""
-    pieces, bits = zip(*waiting)
-    columns = {key: np.concatenate([one[key] for one in pieces]) for key in pieces[0]} if pieces[1:] else pieces[0]
-    return Block(columns, np.concatenate(bits), place=(0,), done=done)
 
 
 def part_bounds(states: np.ndarray, row_bytes: int, part_bytes: int = PART_BYTES) -> list[tuple[int, int]]:

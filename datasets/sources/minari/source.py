@@ -278,4 +278,4 @@ def _counts_of(location: Location, name: str, item: RemoteObject | None, size: i
         counts = [int(stated[key]) for key in ("total_episodes", "total_steps")]
     except (CorruptSourceError, ObjectNotFoundError, ValueError, TypeError, LookupError):
         return ListedDataset(name, bytes=size)
-    return ListedDataset(name, *counts, size)
+    return ListedDataset(name, counts[0], counts[1], size)

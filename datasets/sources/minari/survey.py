@@ -352,7 +352,7 @@ _IRREGULAR = {
 def _notes(found: Survey, metadata: Metadata) -> Iterator[str]:
     """What a user should know about the values, in sentences."""
     infos = [one for one in found.sources if one.rows is not None and one.kind != "mask"]
-    cut = [one for one in infos if one.column.per == "step" and (one.rows == found.steps + 1).any()]
+    cut = [one for one in infos if one.column.per == "step" and np.any(one.rows == found.steps + 1)]
     for sentence, some in {
         "Minari stored {} as JPEG, which is lossy: the frames are as decoded.": found.of_kind("jpeg"),
         "Text is stored as UTF-8 bytes, zero-padded: {}.": found.of_kind("text"),
