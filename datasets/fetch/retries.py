@@ -170,6 +170,8 @@ _CLIENTS = (
     "aiohttp",
     "httpx",
     "httpx2",
+    "httpcore",
+    "httpcore2",
     "fsspec",
     "s3fs",
     "paramiko",
