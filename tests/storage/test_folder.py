@@ -129,6 +129,15 @@ def test_recover_leaves_unfinished_work(tmp_path, complete):
     assert place.working.is_dir()
 
 
+def test_recover_takes_back_what_was_set_aside(tmp_path):
+    """A removal, or a replacement, that was killed after its first rename."""
+    place = DatasetPlace(tmp_path, "my/test")
+    before = contents(write_dataset(tmp_path, OLD))
+    place.path.rename(place.old)
+    place.recover()
+    assert contents(place.path) == before and not place.old.exists()
+
+
 def test_replacing_a_link_leaves_what_it_points_to(tmp_path):
     """A dataset moved to another disk and linked: the link is replaced, the other disk is not touched."""
     moved = write_dataset(tmp_path / "big disk", OLD)
