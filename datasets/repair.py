@@ -105,16 +105,12 @@ def end_repair(folder: Path) -> None:
 
 
 def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: mirrors.Copy) -> int:
-    """Fetch the damaged data, the table first (without it, blocks are whole ranges). Returns the bytes fetched."""
-    table = [problem for problem in problems if problem.path == BLOCK_TABLE]
-    fetched = 0
-    if table and copy.find(BLOCK_TABLE) is not None:
-        fetched = _mend(folder, manifest, BlockChecksums(manifest, None), table[0], copy)
-        table = []
-    checksums = BlockChecksums(manifest, None) if table else read_block_checksums(folder, manifest)
+    """Fetch the damaged data, by ranges if the table of blocks is damaged too. Returns the bytes fetched."""
+    is_table = any(problem.path == BLOCK_TABLE for problem in problems)
+    checksums = BlockChecksums(manifest, None) if is_table else read_block_checksums(folder, manifest)
     others = [problem for problem in problems if problem.path != BLOCK_TABLE]
-    fetched += sum(_mend(folder, manifest, checksums, problem, copy) for problem in others)
-    if table:
+    fetched = sum(_mend(folder, manifest, checksums, problem, copy) for problem in others)
+    if is_table:
         _write_table(folder, manifest)
     return fetched
 

@@ -242,7 +242,7 @@ def test_a_damaged_table(large, mirrored):
     problems = verify(path).problems
     assert problems[0].path == BLOCK_TABLE
     repaired = repair(path, problems, mirror=copy)
-    first = {"with a table": 4096 + len(before[BLOCK_TABLE]), "no copy": 0}
-    wanted = first.get(mirrored, read_manifest(path).files["observation.memmap"][0][0])
-    assert repaired.fetched_bytes == wanted
+    # The table is made again from the files; without it, damage is known by range.
+    wanted = read_manifest(path).files["observation.memmap"][0][0]
+    assert repaired.fetched_bytes == (0 if mirrored == "no copy" else wanted)
     assert contents(path) == before
