@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ...errors import (
     ChecksumError,
@@ -126,7 +126,7 @@ def fetch_error(error: Exception, url: str) -> RbdataError:
     listeners)."""
     if isinstance(error, RbdataError):
         return error
-    cause, response = reason(error), getattr(error, "response", None)
+    cause, response = reason(error), cast("Any", getattr(error, "response", None))
     kinds = {kind.__name__ for kind in type(error).__mro__}  # requests, urllib3 and botocore need not be imported
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
         return ObjectNotFoundError(f"{url}: no such file or folder", hint=MISSING)

@@ -15,12 +15,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hub_server as hub
 import pytest
-from faulty_proxy import Fault, Proxy, faulty_proxy
+from faulty_proxy import Asked, Fault, Proxy, faulty_proxy
 from rbdata.datasets.fetch import FetchOptions, fetch_to_file, open_location
 from rbdata.errors import FetchError, ForbiddenError, ObjectNotFoundError, TransientFetchError
 from s3_server import s3_server
@@ -48,7 +49,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         patch.setattr(hub, "LARGE", 1 << 30)  # files come from the Hub itself, without a redirect around the proxy
         if kind == "s3":
             pytest.importorskip("s3fs")
-        server = {
+        server: Callable[[], Any] = {
             "http": lambda: http_server(files),
             "gs": lambda: gcs_server({"lab": files}),
             "s3": lambda: s3_server("lab"),
@@ -90,13 +91,16 @@ def test_the_object_or_nothing(store: tuple[Proxy, str], kind: str, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["x.gz"]
 
 
+def spoil_one(kind: str, number: int) -> Callable[[Asked], Fault | None]:
+    return lambda asked: Fault(kind, 0.5) if asked.number == number else None
+
+
 def test_a_fault_that_passes(store: tuple[Proxy, str], tmp_path: Path) -> None:
     proxy, url = store
     proxy.spoil = lambda asked: None
     location = open_location(url, options=QUICK)
     obj = location.stat("x.gz")
     for kind in ("reset", "close", "429", "503"):
-        number = len(proxy.asked)
-        proxy.spoil = lambda asked, kind=kind, number=number: Fault(kind, 0.5) if asked.number == number else None
+        proxy.spoil = spoil_one(kind, len(proxy.asked))
         fetch_to_file(location, obj, tmp_path / kind)
         assert (tmp_path / kind).read_bytes() == DATA
