@@ -3,7 +3,7 @@
     TensorDict -> NumPy arrays by path -> flat names -> nested dictionary -> JAX arrays on a device, or sharded over several
 
 Where nothing between reading and this asks for a TensorDict, the first two are done to the small leaves of all batches that
-were read together (`batches.Reader`): a call for each array of each batch would cost a quarter of the time of a small batch.
+were read together (`batches.BatchReader`): a call for each array of each batch would cost a quarter of a small batch.
 
 ``output`` is what the leaves are, ``form`` what they are called. "ted" keeps the keys of TED, one dictionary in another, and
 all shapes. "flat" has the names of D4RL, OGBench and JAX-CORL, for ``batch["observations"]`` and ``Transition(**batch)``:
