@@ -46,7 +46,6 @@ from .result import (
     columns_of,
     complete,
     copied,
-    count_nans,
     dtype_name,
     identical,
     leaves_of,
@@ -232,7 +231,6 @@ class Applier:
         """The result of all functions for a batch, or for some episodes; they do not get the state leaves ``undecoded``."""
         mapped = 0 if undecoded else self._mapped
         td, source = self._read(span, mapped, undecoded)
-        nans = count_nans(leaves_of(td))  # before a function changes it
         marks, where = self._edges(span), self._describe(span.start, span.stop)
         results: list[tuple[Columns, torch.Tensor]] = []
         kept: list[torch.Tensor] | None = []  # the places of the steps that are there still
@@ -252,19 +250,29 @@ class Applier:
                     edges[0, -1] = marks[0, high - 1] & piece.is_last
                     edges[1, 0] = marks[1, low] & piece.is_first
                 results.append((columns, edges))
-            if made and kept is not None:
-                as_many = sum(len(columns["next/done"]) for columns, _ in made) == len(given)
-                kept = [*kept, source.place[low:high]] if as_many else None
+            if sum(len(columns["next/done"]) for columns, _ in made) not in (0, len(given)):
+                kept = None
+            elif made and kept is not None:
+                kept.append(source.place[low:high])
         if not results:
             return ResultBatch(where, {}, marks[0, :0], marks[1, :0], None)
         columns, marks = results[0]
         if len(results) > 1:
             columns = {path: torch.cat([columns[path] for columns, _ in results]) for path in columns}
             marks = torch.cat([edges for _, edges in results], 1)
-        self.tally.add_nans(columns, nans)
+        self._count_nans(columns, source)
         ended = columns["next/truncated"] & ~columns["next/terminated"]
         origin = None if kept is None else InputRows(source.steps, torch.cat(kept), source.states)
         return ResultBatch(where, columns, marks[0] & ended.view(-1), marks[1], origin)
+
+    def _count_nans(self, columns: Columns, source: InputRows) -> None:
+        """Count the NaN values of leaves that have none in the input."""
+        for path, rows in columns.items():
+            if rows.is_floating_point() and (count := int(rows.isnan().sum())):
+                state = source.states.get(path.removeprefix("next/"))
+                before = source.steps.get(path) if state is None else state.values
+                if before is None or not (before.is_floating_point() and bool(before.isnan().any())):
+                    self.tally.nans[path] += count
 
     def inputs_of(self, number: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
         """What function ``number`` gets of a chunk, by batches or episodes, with a description of each."""
@@ -297,8 +305,7 @@ class Applier:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, InputRows]:
-        """Steps to which the first ``mapped`` functions have been applied, and what they are in the input, of states those that
-        are still as stored."""
+        """Steps to which the first ``mapped`` functions have been applied, and what they are in the input."""
         source = self.view.source(span.start, span.stop, undecoded)
         if self.view.options.reads_neighbours:
             return self.view.read(torch.arange(span.start, span.stop, device="cpu")), source
@@ -315,7 +322,6 @@ class Applier:
             key = tuple(name.split("/"))
             td.set(key, rows.index_select(0, source.place))
             td.set(("next", *key), rows.index_select(0, source.place + 1))
-        source.states = {name: one for name, one in source.states.items() if states.get(name) is one.values}
         return td, source
 
     def _calls(self, td: TensorDict, span: Chunk) -> Iterator[tuple[TensorDict, Call]]:

@@ -46,9 +46,6 @@ class ResultCounts:
     dropped: int = 0
     returns: bool = False
 
-    def add_nans(self, columns: Columns, before: Mapping[str, int]) -> None:
-        self.nans += Counter({name: number for name, number in count_nans(columns).items() if not before.get(name)})
-
 
 def bookkeeping_of(td: TensorDictBase) -> Columns:
     """Copies of reward and flags."""
@@ -64,11 +61,6 @@ def leaves_of(td: TensorDictBase, above: str = "") -> Columns:
         elif isinstance(value, torch.Tensor):
             leaves[above + name] = value
     return leaves
-
-
-def count_nans(leaves: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """The number of NaN values by path, of leaves with floating-point numbers."""
-    return {name: int(rows.isnan().sum()) for name, rows in leaves.items() if rows.is_floating_point()}
 
 
 # -- what a function returned --------------------------------------------------------------------------------------------
