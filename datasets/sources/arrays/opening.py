@@ -144,6 +144,8 @@ def _open_npz(path: Path, scratch: Path) -> Table:
             try:
                 if is_array:
                     table.values[name] = _member_rows(path, archive, member, scratch)
+            except CorruptSourceError:
+                raise
             except (ValueError, EOFError) as error:  # objects, mostly
                 table.unreadable[name] = reason(error)
             except OSError as error:
