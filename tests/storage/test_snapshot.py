@@ -165,7 +165,7 @@ def test_a_pickle_is_of_one_dataset(tmp_path):
 
 def test_deleted_as_a_whole(tmp_path, monkeypatch):
     """Nobody sees a dataset without its manifest, and a deletion that was killed does not come back."""
-    from rbdata.datasets.cleanup import find_leftovers
+    from rbdata.datasets.cleanup import find_leftovers, remove_leftovers
 
     folder = write_dataset(tmp_path, OLD, "flat")
     seen, remove_tree = [], folders.remove_tree
@@ -182,7 +182,7 @@ def test_deleted_as_a_whole(tmp_path, monkeypatch):
     assert seen[-1] == (False, [])
     assert [one.kind for one in find_leftovers(tmp_path)] == ["replaced"]
     monkeypatch.undo()
-    local.delete(local.deletable("my/test", tmp_path))
+    remove_leftovers(find_leftovers(tmp_path), tmp_path)
     assert not (tmp_path / "my").exists()
 
 
