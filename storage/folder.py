@@ -130,7 +130,11 @@ class DatasetPlace:
             remove_tree(self.old)
             self.path.rename(self.old)
         if not self.old.is_symlink():
-            (self.old / FILENAME).unlink(missing_ok=True)
+            try:
+                (self.old / FILENAME).unlink(missing_ok=True)
+            except OSError:
+                self.recover()  # nothing is removed yet: it stays a dataset, which can be deleted again
+                raise
         for path in (self.path, self.old):
             remove_tree(path)
 
