@@ -19,6 +19,8 @@ size treat a TensorDict as a dictionary.
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from numbers import Integral
@@ -66,6 +68,8 @@ class ReplayIterable(IterableDataset):
 
     def _of_worker(self, number: int, workers: int, seed: int) -> Iterator[Any]:
         """Every ``workers``-th batch, from ``number`` on."""
+        # A forked worker ends without Python's own end, in which a spawned one that still sends batches is aborted.
+        atexit.register(os._exit, 0)
         *place, returned = self.start.tolist()
         now: Order = self.buffer._batches.order
         # `ReplayLoader` makes the form itself: tensors go through shared memory, and JAX is no guest of worker processes.

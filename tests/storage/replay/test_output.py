@@ -407,7 +407,7 @@ def main():
         plain = rbdata.load("my/first", output="numpy", **options)
         loader = rbdata.load("my/first", output=output, **options).as_iterable(2).loader(num_workers=2)
         context = loader.multiprocessing_context.get_start_method()
-        found = list(loader)  # to the end: torch may abort a worker that still sends when its loader is left
+        found = list(loader)
         same = all(np.array_equal(batch[key], value) for batch in found for key, value in plain.sample().items())
         told[output] = [context, type(found[0]["actions"]).__name__, same]
     print(json.dumps(told))
@@ -424,6 +424,32 @@ def test_workers_beside_jax_are_spawned(jax: Any, root: Path, tmp_path: Path) ->
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 0 and "os.fork()" not in said.stderr, said.stderr
     assert json.loads(said.stdout) == {"numpy": ["spawn", "ndarray", True], "jax": ["spawn", "ArrayImpl", True]}
+
+
+LEFT = """
+import atexit, sys, rbdata
+
+def main():
+    for _ in range(2):
+        loader = rbdata.load("my/first", root=sys.argv[1], batch_size=24, seed=0).as_iterable().loader(
+            num_workers=1, multiprocessing_context="spawn"
+        )
+        next(iter(loader))
+
+if __name__ == "__main__":
+    main()
+else:
+    atexit.register(open(sys.argv[2], "a").write, "ended")
+"""
+
+
+def test_a_spawned_worker_ends_without_the_end_of_its_interpreter(root: Path, tmp_path: Path) -> None:
+    """In which torch, whose thread still sends batches, aborts: "terminate called without an active exception"."""
+    (tmp_path / "program.py").write_text(LEFT)
+    command = [sys.executable, str(tmp_path / "program.py"), str(root), str(tmp_path / "ends")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (tmp_path / "ends").read_text() == ""
 
 
 def program(code: str, *arguments: str, **environment: str) -> Any:
