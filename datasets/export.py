@@ -567,7 +567,8 @@ _LEAST_SIDE = 32
 def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     """An episode of n steps becomes n + 1 rows: the last holds the final observation, and otherwise repeats the row before it.
 
-    lerobot's evaluation writes episodes in this form, with ``next.done`` in the last two rows.
+    lerobot's evaluation writes episodes in this form, with ``next.done`` in the last two rows. Its recordings have n rows, as
+    have terminated episodes whose final observation is not in the data.
     """
     require_pyarrow("export to lerobot needs pyarrow")
     from .formats.lerobot import OWN, LerobotFolder, WrittenColumn
@@ -592,9 +593,13 @@ def _write_lerobot(work: _Export, part: Path, target: Path) -> None:
     with LerobotFolder(part, every, rate, robot if isinstance(robot, str) else None) as folder:
         for text in [""] if task is None else _stated_tasks(source) if task == "task" else []:
             folder.task_number(text)
+        after = [f"next/{key}" for key in columns if f"next/{key}" in work.dataset.schema.names]
         for number, (low, high) in enumerate(work.episodes()):
-            blocks = _lerobot_blocks(work, columns, task, folder.task_number, number, low, high)
-            folder.add(high - low + 1, blocks)
+            # The final observation of a terminated episode is zeros where the data have none.
+            ended = bool(work.rows("next/terminated", high - 1, high).all())
+            end = high if ended and not any(work.rows(key, high - 1, high).any() for key in after) else high + 1
+            blocks = _lerobot_blocks(work, columns, task, folder.task_number, number, low, high, end)
+            folder.add(end - low, blocks)
         folder.finish({**{column.name: key for key, column in columns.items()}, **own})
     _note_lerobot(work, columns, task)
 
@@ -616,11 +621,12 @@ def _lerobot_blocks(
     episode: int,
     low: int,
     high: int,
+    end: int,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Blocks of rows of an episode, whose steps are ``low`` to ``high - 1``."""
+    """Blocks of rows ``low`` to ``end - 1`` of an episode, whose steps are ``low`` to ``high - 1``."""
     row_bytes = work.row_bytes(columns) + 8
     is_cut = work.dataset.episodes.outcomes[episode] == CUT
-    for at, stop in _spans(low, high + 1, row_bytes):
+    for at, stop in _spans(low, end, row_bytes):
 
         def rows(key: str, at: int = at, stop: int = stop) -> np.ndarray:
             block = work.rows(key, at, min(stop, high))

@@ -148,6 +148,27 @@ def test_files_are_as_the_format_says(tmp_path: Path) -> None:
     assert pq.read_table(path / "meta/tasks.parquet").to_pydict() == {"task_index": [0], "task": [""]}
 
 
+@pytest.mark.parametrize("clock", [False, True])
+def test_a_final_observation_that_is_not_in_the_data_has_no_row(clock: bool, tmp_path: Path) -> None:
+    """Zeros follow a terminated step of data without successors (robomimic): no row of them, and none in the statistics."""
+    rng, count = np.random.default_rng(0), 12
+    rows = {"pixels": rng.integers(1, 255, (count, 32, 40, 3), np.uint8), "state": rng.normal(5, 1, (count, 3))}
+    ends = np.isin(np.arange(count), (4, count - 1))
+    arrays = {"observation": rows, "action": rng.normal(size=(count, 2)), "reward": np.ones(count), "terminated": ends}
+    dataset = rbdata.open_dataset(rbdata.from_arrays(arrays | {"truncated": ends & clock}, "my/x"))
+    path = export(dataset, tmp_path / "out", frames="image")
+    found, stats = rows_of(path), json.loads((path / "meta" / "stats.json").read_text())
+    for name, key in {"observation.pixels": "observation/pixels", "action": "action"}.items():
+        np.testing.assert_array_equal(found[name], dataset[key])
+    np.testing.assert_array_equal(found["next.done"], ends)
+    assert stats["observation.state"]["count"] == [count] and min(stats["observation.state"]["min"]) > 0
+    listed = pq.read_table(path / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert [one["length"] for one in listed] == [5, 7]
+    assert_same(back(path), dataset)
+    codes = [{one.code for one in rbdata.audit(name).findings} for name in ("my/back", "my/x")]
+    assert codes[0] <= codes[1]
+
+
 def test_statistics(tmp_path: Path) -> None:
     """Of all rows. Of frames a channel, in parts of 255."""
     path = export(make(episodes(state=(3,), pixels=True)), tmp_path / "out", frames="image")

@@ -202,7 +202,8 @@ def _end(
         if is_repeated:  # the only ends of lerobot's evaluation are success and the time limit
             terminated, truncated, inner = over and not failed, by_clock or failed, inner - 1
         else:
-            terminated, truncated, is_blank = not by_clock, by_clock, not by_clock
+            terminated = is_blank = over or not by_clock
+            truncated = by_clock
     counts.update(blank_successors=int(is_blank), inner_dones=inner, repeated_rows=int(is_repeated))
     counts.update(done_without_success=int(is_blank and failed))
     return terminated, truncated, is_blank
