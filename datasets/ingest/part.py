@@ -30,7 +30,7 @@ from ...storage.schema import Schema
 from ...storage.work import PART_RECORD, PARTS, read_sealed, sealed
 from ..workers.task import OnBlock
 from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, CopiedRows, Rows, RowsSink, final_states, lazy
-from .dictionary import dictionary_mark, dictionary_path, store_dictionaries, trained_leaves
+from .dictionary import dictionary_path, store_dictionaries, trained_leaves
 from .trajectories import column_difference, columns_of
 from .unit import BITS, LEAD, Part, PartContents, PartRows, PartSection, Unit, stem_of
 
@@ -283,7 +283,6 @@ class _PartWriter:
             unit.index,
             unit.identity,
             unit.objects(),
-            dictionary_mark(self._task.folder),
             [leaf.to_json() for leaf in self.schema],
             [section.record() for section in self._sections.values()],
             dict(self._about),

@@ -190,7 +190,7 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
         lead, about = reader.lead(), dict[str, Any]()
         if lead is not None:
             about = _do_one(CountTask(lead), engine, listener)
-        counted = lead and Part(place.working, PartContents(LEAD, "", [], None, [], [], about["about"]))
+        counted = lead and Part(place.working, PartContents(LEAD, "", [], [], [], about["about"]))
         units = reader.units(counted or None)
         done = _done(folder, units) | set(range(common(old, units)))
         state_bytes = old.bytes_of_state if old else partial(bytes_of_state, reader, partial(samples_of, reader))
@@ -328,5 +328,4 @@ class _Run:
             plan.take_leaves(plan.units[index], record["leaves"])
             plan.parts[index] = parts_of(self.work.folder, plan.units[index])
             if is_done(plan.parts[index]):
-                self.reader.check_parts({one: parts[-1].about for one, parts in plan.parts.items() if parts}, index)
                 self.listener.on_part_done(index)

@@ -78,14 +78,13 @@ class Plan:
                 self.parts[unit.index] = [old]
 
     def _drop_damaged(self) -> None:
-        """Remove the parts that are damaged, or were compressed with another dictionary, and those after them in their units,
-        which go on from what they were."""
+        """Remove the parts that are damaged, and those after them in their units, which go on from what they were."""
         self.listener.on_stage("checking what is finished")
         there = [(unit, part) for unit in self.units for part in self.parts[unit.index]]
-        mark, sound = dictionary_mark(self.work.folder), set[Path]()
+        sound = set[Path]()
         for (unit, part), is_sound in zip(there, list(map_in_threads(_is_sound, there, 8, "rbdata-proof"))):
             self._check_object(unit, part)
-            if is_sound and part.record.dictionary in (None, mark):
+            if is_sound:
                 sound.add(part.folder)
         for index, parts in self.parts.items():
             self.parts[index] = list(takewhile(lambda part: part.folder in sound, parts))
@@ -113,7 +112,7 @@ class Plan:
         except (OSError, DamagedDatasetError):
             return None
         section, about = PartSection((unit.index,), 0, {}), {"crc32c": part["object"]["crc32c"]}
-        return OldPart(self.old.folder, PartContents(unit.index, "", [], None, [], [section], about), pieces)
+        return OldPart(self.old.folder, PartContents(unit.index, "", [], [], [section], about), pieces)
 
     def _prepare_dictionaries(self) -> None:
         """Keep the dictionaries that an interrupted run stored, or make them: given ones, or trained on the reader's sample.

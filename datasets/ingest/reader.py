@@ -162,10 +162,6 @@ class Reader:
     def check_input(self) -> None:
         """Called when the work has been announced, before units are read. Raises an error if what they read is damaged."""
 
-    def check_parts(self, about: Mapping[int, Mapping[str, Any]], new: int) -> None:
-        """Called when the part of unit ``new`` is there, with what the units that are there say of themselves, by index. Raises
-        an error where they do not fit together."""
-
     def checksum_range(self, unit: int, range: int) -> Any:
         """Which checksum range of a large leaf the rows of a unit's `Block.range` belong to: consecutive ones that are equal
         are one."""

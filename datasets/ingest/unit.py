@@ -94,7 +94,6 @@ class PartContents(msgspec.Struct, frozen=True):
     unit: int
     identity: str
     objects: list[dict[str, Any]]
-    dictionary: Any
     leaves: list[dict[str, Any]]
     sections: list[PartSection]
     about: dict[str, Any]
