@@ -102,7 +102,7 @@ def load(
     - ``extra``: leaves computed when they are read, ``[*batch, 1]``: "is_first" (bool), "step" (int64, of the episode),
       "return_to_go" (float32, undiscounted), "discount" (float32, 1 - terminated).
     - ``normalize``: a key or keys, such as "observation": ``(x - mean) / (std + eps)`` of these leaves and their successors,
-      before transforms; mean and std over the whole dataset are computed once and stored beside its folder, with ``eps`` 1e-3,
+      before transforms; mean and std over the whole dataset are computed then, with ``eps`` 1e-3,
       or given as ``{"observation": {"mean": ..., "std": ..., "eps": 0.0}}``. ``{"observation": "minmax"}`` maps minimum and
       maximum to -1 and 1 (given: "min", "max"), "quantile" the 1st and the 99th percentile ("q01", "q99"; values beyond them
       are not clipped). ``buffer.statistics`` has the values used.
