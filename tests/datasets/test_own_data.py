@@ -375,6 +375,27 @@ def test_flags_of_other_libraries_are_not_left_out(name: str, ends: dict[str, An
     rbdata.from_arrays({**arrays, "terminals": np.zeros(N, bool)}, "my/stated")
 
 
+@pytest.mark.parametrize("name", ["masks", "not_done", "discounts", "data/Masks"])
+@pytest.mark.parametrize("end", ["terminals", "dones"])
+def test_ends_of_time_limits_are_not_taken_as_terminated(name: str, end: str, tmp_path: Path) -> None:
+    """OGBench's agents: terminals end trajectories, also by time limits, and masks are 0 where one terminated."""
+    ends, masks = (np.arange(20) % 5 == 4).astype(np.float32), np.ones(20, np.float32)
+    masks[9] = 0
+    arrays = {"obs": np.arange(20.0), "act": np.zeros(20), "rew": np.zeros(20), end: ends, name: masks}
+    np.savez(tmp_path / "maze.npz", **arrays)
+    for make in (lambda: rbdata.convert(tmp_path / "maze.npz", "my/x"), lambda: rbdata.from_arrays(arrays, "my/x")):
+        with pytest.raises(UsageError, match=f"3 of 4 steps that are terminated by {end} are not by {name}") as error:
+            make()
+        assert f"terminated = {name} == 0; truncated = ({end} == 1) & ({name} == 1)" in str(error.value.hint)
+    both = {"terminated": masks == 0, "truncated": (ends == 1) & (masks == 1)}
+    stated = rbdata.from_arrays({**{key: arrays[key] for key in ("obs", "act", "rew", name)}, **both}, "my/stated")
+    assert rbdata.open_dataset(stated).episodes.outcomes.tolist() == [2, 1, 2, 2]
+    for stated_map in ({"terminated": end}, {"info/valid": name}):  # the map says what they mean
+        made = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/mapped", map=stated_map, force=True))
+        assert made.episodes.outcomes.tolist() == [1] * 4
+    rbdata.from_arrays({**arrays, name: 1 - ends}, "my/d4rl")
+
+
 def test_files_in_the_order_of_dm_env_are_not_taken_for_steps(tmp_path: Path) -> None:
     rows = np.arange(6, dtype=np.float32)[:, None]
     for number in range(2):
@@ -396,6 +417,20 @@ def test_the_ends_of_d3rlpy_1_and_successors_of_rllib(tmp_path: Path) -> None:
     assert dataset[:]["next", "observation"].squeeze(-1).tolist() == [1, 2, 0, 4, 5, 7, 8]
     arrays = {**steps, "obs": there, "new_obs": there + 1, "truncateds": ends & ~steps["terminals"]}
     assert len(rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rllib"))) == 9
+
+
+def test_files_of_several_kinds_are_converted_one_by_one_and_joined(tmp_path: Path) -> None:
+    arrays = {"obs": np.arange(4.0), "act": np.zeros(4), "rew": np.zeros(4), "done": np.arange(4) == 3}
+    np.savez(tmp_path / "a.npz", **arrays)
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file.update(arrays)
+    with pytest.raises(UsageError, match=r"holds \.h5, \.npz") as error:
+        rbdata.convert(tmp_path, "my/all")
+    assert 'rbdata.concat(["my/a", "my/b"]).save("my/all")' in str(error.value.hint)
+    for name in ("a.npz", "b.h5"):
+        rbdata.convert(tmp_path / name, f"my/{name[0]}")
+    rbdata.concat(["my/a", "my/b"]).save("my/all")
+    assert len(rbdata.open_dataset("my/all")) == 8
 
 
 def test_a_file_whose_flags_have_other_names_is_refused(tmp_path: Path) -> None:

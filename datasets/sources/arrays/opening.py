@@ -104,7 +104,8 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
     if len(kinds) != 1:
         there = ", ".join(sorted(kinds)) or f"no {', '.join(SUFFIXES)}"
         message = f"{path} holds {there}: files of one kind are read as a dataset"
-        raise UsageError(message, hint="convert a part of them")
+        hint = 'convert each file or folder, then join them: rbdata.concat(["my/a", "my/b"]).save("my/all")'
+        raise UsageError(message, hint=hint if kinds else None)
     tables = []
     folders = Counter(one.parent for one in found)
     for one in found:

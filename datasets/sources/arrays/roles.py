@@ -57,10 +57,11 @@ NAMES: dict[str, list[str]] = {
     }.items()
 }
 _ROLES = {name: role for role, names in NAMES.items() for name in names}
-#: Other libraries' flags that are no role: they say the opposite, or belong to the state of their row. In lower case.
-_OTHER_FLAGS = {
-    *("masks", "not_done", "not_dones", "nonterminal", "nonterminals", "dones_float", "is_done", "episode_start"),
-    *("episode_starts", "discount", "discounts", "is_first", "is_last", "is_terminal", "step_type"),
+#: Other libraries' flags that are no role: they say the opposite (0 where a step is terminated), or belong to the state of
+#: their row. In lower case.
+_MASKS = {"masks", "not_done", "not_dones", "nonterminal", "nonterminals", "discount", "discounts"}
+_OTHER_FLAGS = _MASKS | {
+    *("dones_float", "is_done", "episode_start", "episode_starts", "is_first", "is_last", "is_terminal", "step_type"),
 }
 _OTHER_ROWS = (
     "compute terminated from it (1 - masks, numpy.cumsum(episode_starts) as episode). Rows of dm_env and Dreamer hold the "
@@ -116,6 +117,8 @@ class Roles:
     extra: Mapping[str, str]
     #: Arrays that are not taken, and why.
     left_out: Mapping[str, str]
+    #: Arrays that the map does not state, which by their names are 0 where a step is terminated.
+    masks: tuple[str, ...] = ()
     #: Assumptions about what nothing states, in sentences.
     assumed: tuple[str, ...] = ()
 
@@ -189,7 +192,8 @@ def find_roles(
     trees: dict[str, Any] = {role: found.get(role, {}) for role in _TREES}
     roles = Roles(**trees, **single, extra=extra, left_out={}, assumed=assumed)
     more, left_out = _others(arrays, _taken(found, extra), roles)
-    roles = replace(roles.with_leaves(more), left_out=left_out)
+    masks = () if "terminated" in given else tuple(name for name in more.values() if _inside(name.lower()) in _MASKS)
+    roles = replace(roles.with_leaves(more), left_out=left_out, masks=masks)
     _check(roles, arrays, where, is_episode)
     return roles
 

@@ -61,6 +61,8 @@ def end_episodes(table: Table, roles: Roles, *, unknown_next: str, whole: bool =
         hint = "map terminated, truncated, done, episode, episode_lengths or episode_ends"
         raise UsageError(message, hint=f"{hint}; or episode=0, where a file is one episode")
     last[-1] = True
+    for name in roles.masks:
+        _check_masks(table, roles, terminated & last, name)
     inner = int(((terminated | truncated) & ~last).sum())
     has_next = bool(roles.next_observation)
     if not has_next:
@@ -99,6 +101,19 @@ def _check_order(table: Table, roles: Roles, last: np.ndarray) -> None:
         message += "episode: the rows are in another order, or the episode ends there"
         hint = f"sort the rows, or mark the ends; where it does not number the steps: --map info/other={name}"
         raise UsageError(message, hint=hint)
+
+
+def _check_masks(table: Table, roles: Roles, terminated: np.ndarray, name: str) -> None:
+    """Raise UsageError where steps are terminated whose mask is not 0, as in OGBench's agents: a time limit ended these."""
+    odd = int((terminated & (table.read_all(name).reshape(len(terminated), -1) != 0).any(1)).sum())
+    if odd:
+        flag = roles.terminated
+        message = (
+            f"{table.name}: {odd} of {int(terminated.sum())} steps that are terminated by {flag} are not by {name}"
+        )
+        hint = f"if {name} are 0 where an episode terminated, and {flag} end it at time limits, too, give in place of {flag}: "
+        hint += f"terminated = {name} == 0; truncated = ({flag} == 1) & ({name} == 1)"
+        raise UsageError(message, hint=f"{hint}. If {name} mean something else: --map info/{name}={name}")
 
 
 def flags_of(table: Table, roles: Roles, rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -51,7 +51,7 @@ from ...ingest.episode_files import (
 from ...ingest.spaces import stored_dtype
 from ...ingest.trajectories import to_flags, to_rewards
 
-_REQUIRED = ("observations", "actions", "terminals")
+REQUIRED = ("observations", "actions", "terminals")
 #: The leaves of arrays; any other array is below ``info``.
 _KEYS = {"observations": "observation", "actions": "action", "masks": "masks"}
 #: Arrays that are not columns: flags, and rewards of files that were relabelled.
@@ -132,7 +132,7 @@ class OgbenchEpisodes(EpisodeReader):
     def _heads(self, archive: NpzArchive) -> Heads:
         """The arrays of a file, in its order. Raises CorruptSourceError for missing ones, odd names, and unequal lengths."""
         keys, name = archive.keys, archive.name
-        check_keys((*_REQUIRED, *(self.task.keys if self.task else ())), name, keys)
+        check_keys((*REQUIRED, *(self.task.keys if self.task else ())), name, keys)
         odd = [key for key in keys if not key.isidentifier() or key != key.lower()]
         if odd or len(keys) > 50:
             raise CorruptSourceError(f"{name} holds {repr(odd[0][:60]) if odd else 'too many arrays'}")

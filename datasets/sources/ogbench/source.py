@@ -152,6 +152,10 @@ class OgbenchSource(Source):
 
     def find_in_folder(self, location: Location, options: ConvertOptions) -> Reader:
         """One file, or a folder with the files of one set; beside those of training, those of validation are left out."""
+        from ...formats.npy import array_names
+        from ...ingest.episode_files import check_keys
+        from .reader import REQUIRED
+
         known = parse(self.asked_dataset(options) or "")
         every = [item for item in location.list() if item.name.endswith(".npz")]
         training = [item for item in every if not item.name.endswith("-val.npz")]
@@ -161,6 +165,8 @@ class OgbenchSource(Source):
         if not files or (len(files) > 1 and (len(stems) > 1 or None in stems)):
             message = f"{location.url} holds {len(files)} npz files, not those of one dataset"
             raise ObjectNotFoundError(message, hint="say which with --dataset, or give a folder with one dataset")
+        if there := sorted(array_names(Path(files[0].url))):  # other arrays are refused before a dry run has a plan
+            check_keys(REQUIRED, files[0].name, there)
         known = known or next(iter(stems))
         return _reader(None, known, location, [(item.name, item) for item in files], options)
 

@@ -17,8 +17,10 @@ from hypothesis import settings as rules
 from hypothesis import strategies as st
 from ogbench_truth import assert_holds, expected, make, write
 from paths import DATA
+from rbdata.datasets.convert import convert
 from rbdata.datasets.fetch import open_location
 from rbdata.datasets.ingest.records import ConvertOptions
+from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.sources.ogbench.source import COPY, HOME, OgbenchSource, SetName, parse, parse_file, sets
 from rbdata.errors import CorruptSourceError, DatasetNotFoundError, ObjectNotFoundError, UsageError
 from rbdata.storage.dataset import Dataset
@@ -252,6 +254,13 @@ def test_any_npz_of_this_form_is_read(tmp_path):
     file = write(tmp_path / "mine.npz", make([5]) | {"rewards": np.arange(6.0), "masks": np.ones(6, np.float32)})
     made = Dataset(rbdata.convert(file, dataset_id="my/mine", source="ogbench", root=tmp_path / "root", procs=1))
     assert made["next/reward"].flatten().tolist() == [0, 1, 2, 3, 4] and made["masks"].tolist() == [1.0] * 5
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_file_of_other_arrays_is_refused_by_the_dry_run_too(dry_run, tmp_path):
+    np.savez(tmp_path / "own.npz", obs=np.zeros(4), act=np.zeros(4), rew=np.zeros(4), terminated=np.arange(4) == 3)
+    with pytest.raises(CorruptSourceError, match=r"own\.npz has no observations, actions, terminals"):
+        convert(tmp_path / "own.npz", "ogbench", Request("my/x", root=tmp_path / "root", procs=1, dry_run=dry_run))
 
 
 def test_the_commands_of_the_page(tmp_path):
