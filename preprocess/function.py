@@ -182,6 +182,12 @@ class Function:
                 args = f" and {', '.join(self.args)}" if self.args else ""
                 message = f"{self.name} cannot be called with one TensorDict{args}: {error}"
                 raise UsageError(message, hint=f"its signature is {self.label}{signature}") from error
+            for name, value in self.args.items():
+                known = self.parameters.get(name)
+                kind = type(known.default) if known and "str" not in str(known.annotation) else None
+                if isinstance(value, str) and kind in (bool, int, float):  # any text counts as true, "no" too
+                    message = f"{self.name}: argument {name} is the text {value!r}, and its default is of type {kind.__name__}"
+                    raise UsageError(message, hint="write true or false" if kind is bool else "write a number")
 
     def names(self) -> list[str]:
         """The arguments that ``--args`` may set."""

@@ -60,6 +60,15 @@ class TestFindingFunctions:
         assert error.hint == "did you mean factor?"
         fails(shared, "mine:relabel", UsageError, "no function called 'other'", args={"other.factor": 2})
 
+    @pytest.mark.parametrize("text, default, kind", [("no", True, "bool"), ("1,5", 0.5, "float"), ("many", 3, "int")])
+    def test_text_for_a_bool_or_a_number(self, shared, text, default, kind):
+        """The text "no" counts as true."""
+        match = f"argument flag is the text '{text}', and its default is of type {kind}"
+        error = fails(shared, lambda td, flag=default: td, UsageError, match, args={"flag": text})
+        assert error.hint == ("write true or false" if kind == "bool" else "write a number")
+        run(shared, lambda td, flag=default: td, dest="my/typed", args={"flag": default}, force=True)
+        run(shared, lambda td, flag="x": td, dest="my/text", args={"flag": text}, force=True)
+
     def test_missing_argument(self, shared):
         fails(shared, lambda td, factor: td, UsageError, "cannot be called .*factor")
 
