@@ -41,16 +41,14 @@ if TYPE_CHECKING:
     from .datasets.sources.catalogue_entry import Catalogue, CatalogueEntry
     from .datasets.sources.gymnasium.recorder import Recorder
     from .datasets.torchrl_classes import *
-    from .loading import load
+    from .loading import load, torchrl_storage
     from .storage.dataset import Dataset
     from .storage.replay import *
     from .storage.tensor_specs import *
-    from .storage.torchrl_storage import torchrl_storage
 
 #: Modules of the names that are not in the replay runtime, ``.storage.replay``.
 _MODULES = {
     "Dataset": ".storage.dataset",
-    "torchrl_storage": ".storage.torchrl_storage",
     **dict.fromkeys(("Binary", "Bounded", "Categorical", "Composite", "MultiCategorical"), ".storage.tensor_specs"),
     **dict.fromkeys(("MultiOneHot", "OneHot", "TensorSpec", "Unbounded"), ".storage.tensor_specs"),
     "Recorder": ".datasets.sources.gymnasium.recorder",
@@ -63,7 +61,7 @@ _MODULES = {
     ),
     **dict.fromkeys(("preprocess", "search", "verify"), ".api"),
     **dict.fromkeys(("concat", "open_dataset"), ".datasets.opening"),
-    "load": ".loading",
+    **dict.fromkeys(("load", "torchrl_storage"), ".loading"),
     **dict.fromkeys(datasets.__all__, ".datasets.torchrl_classes"),
 }
 

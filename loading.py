@@ -125,7 +125,7 @@ def load(
       ``priority_key``.
     - ``weights``: the share of each of several datasets in a batch; by default all steps are equally likely. ``shares``:
       "random" (counts are multinomial) or "exact", see `MixtureSampler`.
-    - ``sampler``: your own sampler instead of these options. ``end_key``, ``traj_key``: see `ReplayBuffer`.
+    - ``sampler``: your own, a `Sampler`, instead of these options. ``end_key``, ``traj_key``: see `ReplayBuffer`.
     - ``seed`` or ``generator``: the same seed gives the same batches. ``rank``, ``world_size``: data-parallel training.
 
     How it comes:
@@ -147,6 +147,7 @@ def load(
         id_or_path, where["root"] = _downloaded(id_or_path, root, download), None
     data = _opened(id_or_path, where)
     from .storage.replay.around import Around
+    from .storage.replay.buffer import sampler_of
     from .storage.replay.output import choose_output
     from .storage.replay.samplers.choice import choose_sampler
     from .storage.replay.storages.dataset_storage import DatasetStorage
@@ -169,7 +170,7 @@ def load(
     storage = DatasetStorage(read, keys, data)
     chosen = choose_sampler(
         data,
-        sampler,
+        None if sampler is None else sampler_of(sampler),
         slice_len=slice_len,
         num_slices=num_slices,
         strict_length=strict_length,
@@ -223,6 +224,19 @@ def load(
 
         buffer._set_goals(relabeling(read, goals, extra=extra, n_step=n_step, reward_scale=reward_scale))
     return buffer
+
+
+def torchrl_storage(dataset: PathLike | Dataset | Sequence[PathLike | Dataset], *, root: PathLike | None = None) -> Any:
+    """Make a read-only ``torchrl.data`` storage (a `TensorStorage`) of the steps of a dataset, given as for `load`.
+
+    Rows are read, and frames decoded, when a batch is made; flags and ids are read as whole leaves, once with
+    ``cache_values=True``. The state of the storage, in TorchRL's checkpoints, is which dataset it is of. Writing raises
+    ReadOnlyError, and loading the state of another dataset UsageError. Raises MissingExtraError without torchrl, and as
+    `open_dataset` does.
+    """
+    from .storage.torchrl_storage import storage_class
+
+    return storage_class()(_opened(dataset, {"root": root}))
 
 
 def _opened(given: Any, where: Mapping[str, Any]) -> Dataset:

@@ -150,7 +150,11 @@ def _is_meant_as_folder(text: str, suggestion: str) -> bool:
 def _no_dataset(
     folder: Path, text: str | os.PathLike[str], root: str | os.PathLike[str] | None
 ) -> DatasetNotFoundError:
-    return DatasetNotFoundError(why_missing(folder, os.fspath(text)), hint=see_local(root))
+    hint = see_local(root)
+    with contextlib.suppress(OSError):  # not a valid name of a file
+        if folder.is_file():
+            hint = f"`{settings.command('convert', os.fspath(text), root=root)}` makes one of a file that it knows"
+    return DatasetNotFoundError(why_missing(folder, os.fspath(text)), hint=hint)
 
 
 def see_local(root: str | os.PathLike[str] | None) -> str:

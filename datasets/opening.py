@@ -151,7 +151,8 @@ def opened(datasets: Any, **where: Any) -> list[Dataset]:
     from ..storage.dataset import Dataset
 
     if not isinstance(datasets, Sequence) or isinstance(datasets, (str, bytes)):
-        raise UsageError(f"a sequence of datasets is needed, not a {type(datasets).__name__}")
+        message = f"a sequence of datasets is needed, not a {type(datasets).__name__}"
+        raise UsageError(message, hint="data in memory become a dataset with `rbdata.from_arrays(data, 'my/x')`")
     if datasets and all(isinstance(one, Dataset) for one in datasets):
         check_is_open(**where)
     return [one if isinstance(one, Dataset) else open_dataset(one, **where) for one in datasets]

@@ -1,33 +1,29 @@
 """A dataset as a storage of TorchRL's own buffers: what the replay runtime here lacks is there, over every codec.
 
+A checkpoint of such a buffer states which dataset it is of; the data stay where they are.
+
 from torchrl.data import ImmutableDatasetWriter, SliceSampler, TensorDictReplayBuffer
 
-storage = rbdata.torchrl_storage(rbdata.open_dataset("Pong/5"))
+storage = rbdata.torchrl_storage("Pong/5")
 sampler = SliceSampler(slice_len=8, end_key=("next", "done"), cache_values=True)
 buffer = TensorDictReplayBuffer(storage=storage, sampler=sampler, writer=ImmutableDatasetWriter(), batch_size=256)
 """
 
 from __future__ import annotations
 
-import os
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ..errors import MissingExtraError, ReadOnlyError
 from .dataset import Dataset
-
-
-def torchrl_storage(dataset: Dataset | str | os.PathLike[str]) -> Any:
-    """Make a read-only ``torchrl.data`` storage (a `TensorStorage`) of the steps of a dataset, an open one or the path of one.
-
-    Rows are read, and frames decoded, when a batch is made; flags and ids are read as whole leaves, once with
-    ``cache_values=True``. Writing raises ReadOnlyError. Raises MissingExtraError without torchrl.
-    """
-    return _storage_class()(dataset if isinstance(dataset, Dataset) else Dataset(dataset))
+from .replay import DatasetStorage as OwnStorage
 
 
 @cache
-def _storage_class() -> type:
+def storage_class() -> type:
+    """The class of the storages that `torchrl_storage` makes. Raises MissingExtraError without torchrl."""
     try:
         from torchrl.data import TensorStorage
     except ImportError as error:
@@ -56,5 +52,21 @@ def _storage_class() -> type:
             raise ReadOnlyError(
                 f"{self.dataset.id} doesn't allow writing", hint="give the buffer writer=ImmutableDatasetWriter()"
             )
+
+        def state_dict(self) -> dict[str, Any]:
+            return OwnStorage(self.dataset).state_dict()
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            OwnStorage(self.dataset).load_state_dict(state)
+
+        def dumps(self, path: Any) -> None:
+            Path(path).mkdir(exist_ok=True)
+            Path(path, "dataset.json").write_text(json.dumps(self.state_dict()))
+
+        def loads(self, path: Any) -> None:
+            self.load_state_dict(json.loads(Path(path, "dataset.json").read_text()))
+
+        def __repr__(self) -> str:
+            return f"DatasetStorage({self.dataset!r})"
 
     return DatasetStorage

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 import rbdata
 import torch
-from rbdata.errors import RbdataError, UsageError
+from rbdata.cli import run as run_command_line
+from rbdata.errors import DatasetNotFoundError, RbdataError, UsageError
+from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 LENGTHS = (3, 9, 40, 5, 8)
@@ -396,3 +398,40 @@ def test_slices_longer_than_every_episode_name_a_length_that_exists(root: Path) 
     assert f"slice_len={max(LENGTHS)}" in str(refused.value.hint)
     length = max(LENGTHS)
     assert len(rbdata.load(root / "my" / "first", slice_len=length, batch_size=length).sample()) == length
+
+
+def test_a_sampler_that_is_none_of_ours(root):
+    class Newest:
+        def sample(self, storage: Any, batch_size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+            return torch.arange(len(storage) - batch_size, len(storage)), {}
+
+    class Derived(Newest, rbdata.Sampler):
+        pass
+
+    place = root / "my/first"
+    for make in (rbdata.load, lambda path, **options: rbdata.TensorDictReplayBuffer(storage=path, **options)):
+        for sampler in (Newest(), Newest):
+            with pytest.raises(UsageError, match="a sampler is wanted, not a Newest"):
+                make(place, sampler=sampler)
+        for derived in (Derived(), Derived):
+            last = make(place, sampler=derived, batch_size=4).sample()
+            assert last["index"].tolist() == list(range(sum(LENGTHS) - 4, sum(LENGTHS)))
+
+
+@pytest.mark.parametrize("data", [{"observation": np.zeros(3)}, TensorDict(observation=torch.zeros(3), batch_size=[3])])
+def test_data_in_memory_are_made_a_dataset_first(data):
+    with pytest.raises(UsageError) as refused:
+        rbdata.load(data)
+    assert "rbdata.from_arrays" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("text", ["pendulum.npz", "./pendulum.npz"])
+def test_a_file_of_raw_data_is_converted_first(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = np.arange(4.0)[:, None]
+    np.savez("pendulum.npz", observation=rows, action=rows, reward=rows, terminated=rows == 3)
+    with pytest.raises(DatasetNotFoundError, match=r"pendulum\.npz is a file") as refused:
+        rbdata.load(text, root=tmp_path)
+    command = str(refused.value.hint).split("`")[1]
+    assert command == f"rbdata convert {text} --root {tmp_path}"
+    assert run_command_line(command.split()[1:]) == 0 and len(rbdata.open_dataset("my/pendulum", root=tmp_path)) == 4

@@ -114,7 +114,7 @@ class ReplayBuffer:
             transform = transform_factory()
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         store = storage_of(storage)
-        sampler = part(sampler, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
+        sampler = sampler_of(sampler)
         order = Order.of(seed, generator, rank, world_size)
         if not sampler.endless and order.world > 1 and seed is None:
             message = f"{world_size} processes that share one pass must shuffle alike"
@@ -801,6 +801,12 @@ def check_part(given: Any, kind: type, example: str) -> Any:
         message = f"{kind.__name__.lower()} is wanted, not a {type(given).__name__}"
         raise UsageError(f"{'an' if kind is Around else 'a'} {message}", hint=f"for example rbdata.{example}")
     return given
+
+
+def sampler_of(given: Any) -> Sampler:
+    """A sampler, or what a function makes; `RandomSampler` without one."""
+    made: Sampler = part(given, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
+    return made
 
 
 def storage_of(given: Any) -> Storage:

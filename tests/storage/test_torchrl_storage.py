@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.errors import ReadOnlyError
+from rbdata.errors import DatasetNotFoundError, ReadOnlyError, UsageError
 from storage_tools import make_episodes, write_dataset
 
 torchrl = pytest.importorskip("torchrl.data")
@@ -72,3 +72,39 @@ def test_nothing_is_written(dataset):
         made(dataset, "random").extend(row)
     with pytest.raises(ReadOnlyError, match="doesn't allow writing"):
         torchrl.TensorDictReplayBuffer(storage=rbdata.torchrl_storage(dataset.path)).extend(row)
+
+
+@pytest.mark.parametrize("sampler", ["random", "without replacement", "slices"])
+@pytest.mark.parametrize("files", [False, True])
+def test_a_checkpoint_goes_on_where_it_was(dataset, sampler, files, tmp_path):
+    """It has the place in the order of batches; the data stay in the dataset."""
+    buffer, other = (made(dataset, sampler, batch_size=8) for _ in range(2))
+    buffer.set_rng(torch.Generator().manual_seed(0))
+    buffer.sample()
+    if files:
+        buffer.dumps(tmp_path / "checkpoint")
+        other.loads(tmp_path / "checkpoint")
+        assert [one.name for one in (tmp_path / "checkpoint" / "storage").iterdir()] == ["dataset.json"]
+    else:
+        torch.save(buffer.state_dict(), tmp_path / "state.pt")
+        other.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert torch.equal(other.sample()["index"], buffer.sample()["index"])
+    assert dataset.id in str(buffer) and "allow" not in str(buffer)
+
+
+def test_the_state_of_another_dataset_is_refused(dataset):
+    state = made(dataset.select(steps=slice(0, 20)), "random").state_dict()
+    with pytest.raises(UsageError, match=r"with 20 steps, not to"):
+        made(dataset, "random").load_state_dict(state)
+
+
+def test_given_by_id_by_path_and_open(dataset, tmp_path):
+    rows = torch.arange(6.0).view(6, 1)
+    arrays = {"observation": rows, "action": rows, "reward": rows, "terminated": rows == 5}
+    path = rbdata.from_arrays(arrays, "my/six", root=tmp_path)
+    for given, where in (("my/six", {"root": tmp_path}), (path, {}), (rbdata.open_dataset(path), {})):
+        assert len(rbdata.torchrl_storage(given, **where)) == 6
+    with pytest.raises(DatasetNotFoundError, match="my/seven"):
+        rbdata.torchrl_storage("my/seven", root=tmp_path)
+    with pytest.raises(UsageError, match="root is for ids"):
+        rbdata.torchrl_storage(dataset, root=tmp_path)
