@@ -17,6 +17,8 @@ from .options import Address, Engine, Force, IdsOrFolders, NoWait, Procs, Root
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+
     from ..datasets.acquire import Estimate
     from ..preprocess.request import DryRun, Preprocessed, PreprocessRequest
     from ..storage.dataset import Dataset
@@ -48,8 +50,8 @@ class Selection:
     top: Annotated[str | None, Option(metavar="SHARE", help="Only the best episodes: 10%, or a number: 50.")] = None
     shuffle_episodes: Annotated[int | None, Option(metavar="SEED", help="Order the episodes by this seed.")] = None
 
-    def view(self, dataset: Dataset) -> Dataset:
-        """The selected episodes of a dataset. Raises UsageError if there are none."""
+    def numbers(self, dataset: Dataset) -> np.ndarray:
+        """The numbers of the selected episodes of a dataset. Raises UsageError if there are none."""
         import numpy as np
 
         from ..datasets.ingest.request import parse_numbers
@@ -62,7 +64,7 @@ class Selection:
             raise UsageError(f"no episode of {dataset.id} is selected", hint="rbdata inspect shows its returns")
         if self.shuffle_episodes is not None:
             numbers = np.random.default_rng(self.shuffle_episodes).permutation(numbers)
-        return view.select(episodes=numbers)
+        return numbers if listed is None else np.array(listed)[numbers]
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ def run(
         keep=shape.keep or (),
         drop=shape.drop or (),
         trim=shape.trim,
-        select=None if selection == Selection() else selection.view,
+        select=None if selection == Selection() else selection.numbers,
         root=root,
         per=per,
         args=parse_arguments(args or []),

@@ -196,7 +196,7 @@ class Applier:
 
     def __init__(self, job: Job) -> None:
         request = job.request
-        self.dataset = request.dataset or open_folder(job.path, content=job.content)
+        self.dataset, self.origin = request.dataset or open_folder(job.path, content=job.content), request.origin
         self.view = InputView(self.dataset, request.num_frames, request.read_options)
         self.functions = load_functions(request.functions, request.args, job.code)
         self.chain = chain_of(self.functions, request)
@@ -427,7 +427,11 @@ class Applier:
         steps = torch.as_tensor(steps)
         taken: dict[str, Any] = {GENERATOR: self.generator}
         if fn.takes != {GENERATOR}:  # the episodes are not those of slices
-            numbers = {STEP: steps.clone(), EPISODE: self.dataset.episode_of(steps)}
+            first, episode = steps.clone(), self.dataset.episode_of(steps)
+            if self.origin is not None:
+                episode, later = torch.from_numpy(self.origin)[:, episode]
+                first += later
+            numbers = {STEP: first, EPISODE: episode}
             taken |= {name: value if steps.ndim else int(value) for name, value in numbers.items()}
         return {name: taken[name] for name in fn.takes}
 

@@ -37,7 +37,7 @@ def make_requests(
     dest: str,
     *,
     keys: Literal["all", "common"] = "all",
-    select: Callable[[Dataset], Dataset] | None = None,
+    select: Callable[[Dataset], np.ndarray] | None = None,
     split: Mapping[str, float] | None = None,
     keep: str | Sequence[str] = (),
     drop: str | Sequence[str] = (),
@@ -47,9 +47,9 @@ def make_requests(
 ) -> list[PreprocessRequest]:
     """The requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``.
 
-    ``given`` is one dataset or several, which are read one after the other; ``select`` chooses what is read of them.
-    ``trim`` and ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after them.
-    ``options`` are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
+    ``given`` is one dataset or several, which are read one after the other; ``select`` returns the numbers of the episodes to
+    read. ``trim`` and ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after
+    them. ``options`` are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
     """
     functions, args = list(functions), dict(args or {})
     if trim is not None:
@@ -70,22 +70,27 @@ def make_requests(
     if len(inputs) == 1 and select is None and split is None and isinstance(inputs[0], (str, os.PathLike)):
         # A single id stays an id: workers open the folder, and this process does not load torch.
         return [PreprocessRequest(os.fspath(inputs[0]), functions, dest, **options)]
+    import numpy as np
+
     from ..datasets.local import open_dataset
     from ..storage.dataset import concat
 
     root = options.get("root")
     opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
     dataset = opened[0] if len(opened) == 1 else concat(opened, keys)
-    dataset = dataset if select is None else select(dataset)
-    if split is None:
+    if select is None and split is None:
         return [PreprocessRequest(dataset.id, functions, dest, dataset=dataset, **options)]
-    parts = _split(len(dataset.episodes), split, options.get("seed", 0))
-    return [
-        PreprocessRequest(
-            dataset.id, functions, f"{dest}-{name}", dataset=dataset.select(episodes=part), is_part=True, **options
-        )
-        for name, part in parts.items()
-    ]
+    chosen = np.arange(len(dataset.episodes)) if select is None else select(dataset)
+    parts = {dest: chosen}
+    if split is not None:
+        drawn = _split(len(chosen), split, options.get("seed", 0))
+        parts, options["is_part"] = {f"{dest}-{name}": chosen[part] for name, part in drawn.items()}, True
+    requests, starts = [], dataset.episodes.starts
+    for name, numbers in parts.items():
+        read = dataset.select(episodes=numbers)
+        options["origin"] = np.stack([numbers, starts[numbers] - read.episodes.starts])
+        requests.append(PreprocessRequest(dataset.id, functions, name, dataset=read, **options))
+    return requests
 
 
 _SPLIT = "for example train=0.9,val=0.1"
@@ -183,6 +188,8 @@ class PreprocessRequest:
     - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
     - ``command``: the command line, if there is one, for hints about an unfinished dataset.
     - ``is_part``: it makes one part of a split; functions that need a first pass over all data are refused.
+    - ``origin``: where ``dataset`` has selected episodes of the input, the number of each there, and how many steps later it
+      begins there (int64 ``[2, episodes]``).
     """
 
     id: str
@@ -207,6 +214,7 @@ class PreprocessRequest:
     dataset: Dataset | None = None
     version: str | None = None
     is_part: bool = False
+    origin: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name, low in (("num_frames", 1), ("batch_size", 1), ("procs", 0)):

@@ -69,6 +69,33 @@ class TestSplit:
         assert command([*words, "--dest", "my/best", "--json"]) == 0
         assert [one["action"] for one in json.loads(capsys.readouterr().out)["datasets"]] == ["complete"] * 2
 
+    def test_numbers_of_episodes_and_steps_are_those_of_the_input(self, root):
+        """Also those of a selection, of which the shares are drawn; in worker processes."""
+        source = make_input(root)
+        dataset = Dataset(source)
+        (root / "numbers.py").write_text(
+            "import torch\n\n\n"
+            "def whole(td, episode, step):\n"
+            "    n = len(td)\n"
+            "    return td.set('n', torch.full((n,), episode)).set('t', torch.arange(step, step + n))\n\n\n"
+            "def rows(td, episode, step):\n"
+            "    return td.set('n', torch.as_tensor(episode)).set('t', torch.as_tensor(step))\n"
+        )
+        for select in ([], ["--episodes", "3-30", "--top", "20", "--shuffle-episodes", "1"]):
+            for per, split in (("episode", True), ("batch", True), ("sample", False)):
+                words = [
+                    "preprocess",
+                    "my/input",
+                    "--fn",
+                    f"{root}/numbers.py:{'whole' if per == 'episode' else 'rows'}",
+                ]
+                words += [*select, *(["--split", "a=0.5,b=0.5"] if split else []), "--per", per, "--procs", "1"]
+                assert command([*words, "--dest", "my/out", "--force"]) == 0
+                for name in ("out-a", "out-b") if split else ("out",):
+                    made = Dataset(root / "my" / name)
+                    assert torch.equal(made["observation"], dataset["observation"][made["t"]])
+                    assert torch.equal(made["n"], dataset.episode_of(made["t"]))
+
     @pytest.mark.parametrize(
         ("split", "match"),
         [
