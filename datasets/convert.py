@@ -73,7 +73,8 @@ def _check_made_from(manifest: Manifest, reader: Reader) -> None:
     differs = reader.differences(manifest)
     if differs:
         message = f"{manifest.id} already exists, made with {' and '.join(differs)}"
-        raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
+        hint = "choose another --name, add episodes with from_episodes(..., append=True), or replace it with --force"
+        raise DatasetExistsError(message, hint=hint)
 
 
 def _check_origin(manifest: Manifest, source: Source, path: Path, listener: Listener) -> None:

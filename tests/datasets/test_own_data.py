@@ -955,8 +955,9 @@ def test_another_map_or_changed_files_are_not_taken_for_the_dataset_that_is_ther
     made = path.stat().st_mtime_ns
     for time_ns in (made + 1, made - 10**12):  # in the same second; a file of the same name that was made earlier
         os.utime(path, ns=(time_ns, time_ns))
-        with pytest.raises(DatasetExistsError, match="files that were changed since"):
+        with pytest.raises(DatasetExistsError, match="files that were changed since") as caught:
             rbdata.convert(path, "my/own", map=first)
+        assert "append=True" in (caught.value.hint or "")
     with monkeypatch.context() as patch:
         patch.setattr(acquire, "find_existing", lambda *_: None)  # another process finished it in the meantime
         with pytest.raises(DatasetExistsError, match="another map"):
