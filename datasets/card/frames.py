@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from ...storage.dataset import Dataset
+    from ...storage.schema import Schema
 
 
 # -- rows as pictures ----------------------------------------------------------------------------------------------------
@@ -36,16 +37,22 @@ _MAX_CODE = 15
 _MAX_STACKED = 8
 
 
-def frame_leaf(dataset: Dataset) -> Leaf:
-    """The first leaf shaped like pictures: height and width, optionally with 1 or 3 channels or a stack of frames.
-
-    Bytes of any size, or real numbers of at least 16 by 16. Without one, raises UsageError naming the leaves.
-    """
-    for leaf in dataset.schema:
+def frame_leaves(schema: Schema) -> list[Leaf]:
+    """The leaves shaped like pictures: height and width, optionally with 1 or 3 channels or a stack of frames; bytes of any
+    size, or real numbers of at least 16 by 16."""
+    leaves = []
+    for leaf in schema:
         if leaf.key[0] not in ("next", "action") and _layout(leaf.shape) is not None:
             small = leaf.dtype != "uint8" and min(sorted(leaf.shape)[-2:]) < _MIN_SIDE
             if leaf.dtype in ("uint8", "float16", "float32", "float64") and not small:
-                return leaf
+                leaves.append(leaf)
+    return leaves
+
+
+def frame_leaf(dataset: Dataset) -> Leaf:
+    """The first of the `frame_leaves`. Without one, raises UsageError naming the leaves."""
+    if leaves := frame_leaves(dataset.schema):
+        return leaves[0]
     parts = [f"{leaf.name} {leaf.dtype} {list(leaf.shape)}" for leaf in dataset.schema if leaf.constant is None]
     held = ", ".join(part for part in parts if not part.startswith("next/"))
     raise UsageError(f"{dataset.id} holds no frames", hint=f"its tensors are {held}; --plot shows their distributions")
