@@ -219,7 +219,9 @@ def sampled_on_the_way_to_a_loss(lib, frames):
     for number, _ in enumerate(collector(frames=50, batches=4, storing_device="cpu", replay_buffer=buffer)):
         if number:
             batch = buffer.sample()
-            losses.append((value(batch)["value"] - batch["next", "reward"]).pow(2).mean())
+            # Collectors that earlier examples left may have left gradients off: generators end in any order.
+            with torch.enable_grad():
+                losses.append((value(batch)["value"] - batch["next", "reward"]).pow(2).mean())
             losses[-1].backward()
     return len(losses), bool(torch.stack(losses).isfinite().all())
 

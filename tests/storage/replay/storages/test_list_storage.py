@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rbdata.errors import SchemaError
+from rbdata.errors import UnknownKeyError
 from rbdata.storage.replay import (
     ListStorage,
     ReplayBuffer,
@@ -75,7 +75,7 @@ def test_masks_choose_records(form):
     assert buffer[mask].tolist() == [2, 3]
     buffer[mask] = [torch.tensor(12), torch.tensor(13)]
     assert buffer[:].tolist() == [0, 1, 12, 13]
-    with pytest.raises(SchemaError, match="mask of 2 for 4"):
+    with pytest.raises(UnknownKeyError, match="mask of 2 for 4"):
         buffer[form([True, False])]
 
 
@@ -101,7 +101,7 @@ def test_an_index_counts_from_the_records_that_are_there(index, expected):
     buffer[index] = records[0] if isinstance(index, int) else records
     assert buffer[:]["a"].tolist() == expected
     assert buffer[index]["a"].reshape(-1).tolist() == (50 + torch.arange(written)).tolist()
-    with pytest.raises(SchemaError):
+    with pytest.raises(UnknownKeyError):
         buffer[[-5]] = records[:1]
-    with pytest.raises(SchemaError):
+    with pytest.raises(UnknownKeyError):
         buffer[[True, False]] = records[:1]

@@ -138,14 +138,14 @@ def test_rows_are_written_where_there_are_records(storage):
         made = buffer()
         made[index] = data
         assert made[:]["a"].tolist() == wanted, index
-    for index, data in (
-        (6, counts(0, 1)[0]),
-        (slice(5, 7), counts(0, 2)),
-        ([4, 6], counts(0, 2)),
-        (-5, counts(0, 1)[0]),
+    for index, data, error in (
+        (6, counts(0, 1)[0], SchemaError),
+        (slice(5, 7), counts(0, 2), SchemaError),
+        ([4, 6], counts(0, 2), SchemaError),
+        (-5, counts(0, 1)[0], UnknownKeyError),
     ):
         made = buffer()
-        with pytest.raises(SchemaError):
+        with pytest.raises(error):
             made[index] = data
         assert made[:]["a"].tolist() == [0, 1, 2, 3], index
 
