@@ -170,6 +170,11 @@ class EpisodeTable(Sequence[EpisodeRow]):
         ends = {name: int(np.count_nonzero(self.outcomes == code)) for code, name in OUTCOMES.items()}
         return [*facts, *((name, count(number)) for name, number in ends.items() if number)]
 
+    # Names of earlier versions: programs in the field read ``episodes.length``.
+    start = property(lambda self: self.starts)
+    length = property(lambda self: self.lengths)
+    outcome = property(lambda self: self.outcomes)
+
     @property
     def steps(self) -> int:
         """Steps of all episodes together."""

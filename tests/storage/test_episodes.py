@@ -33,3 +33,12 @@ def test_bad_episode_tables(tmp_path, start, length):
     episodes = EpisodeTable(np.array(start), np.array(length), np.zeros(2), np.ones(2, "uint8"), np.zeros(2, bool))
     with pytest.raises(SchemaError):
         episodes.write(tmp_path)
+
+
+def test_names_of_earlier_versions_are_read() -> None:
+    """Programs in the field have ``episodes.length``."""
+    episodes = EpisodeTable(
+        np.array([0, 3]), np.array([3, 2]), np.zeros(2), np.array([1, 2], np.uint8), np.zeros(2, bool)
+    )
+    assert episodes.length is episodes.lengths and episodes.start is episodes.starts
+    assert episodes.outcome is episodes.outcomes
