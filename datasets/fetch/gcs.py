@@ -6,10 +6,12 @@ The client supports STORAGE_EMULATOR_HOST.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import FetchError, ForbiddenError, ObjectNotFoundError, RbdataError, TransientFetchError, UsageError
@@ -206,19 +208,37 @@ def _check_range(response: Response, **_: object) -> None:
         check_first(response.status_code, response.headers, int(asked.removeprefix("bytes=").partition("-")[0]))
 
 
+def may_have_credentials() -> bool:
+    """Whether application-default credentials may exist.
+
+    Outside Google's cloud google.auth takes up to 12 seconds to tell, and logs warnings, as it looks for a metadata server on
+    the network: a bucket that denies anonymous readers, as that of DQN Replay does, would make every user wait for that.
+    """
+    if any(os.environ.get(name) for name in ("GOOGLE_APPLICATION_CREDENTIALS", "K_SERVICE", "GAE_ENV")):
+        return True
+    folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
+    if (folder / "application_default_credentials.json").is_file():
+        return True
+    try:
+        return Path("/sys/class/dmi/id/product_name").read_text().startswith("Google")
+    except OSError:
+        return False
+
+
 def make_client(login: bool, access: str = "read_only", *, required: bool = True) -> Client | None:
     """A client: anonymous, or logged in with read or write ``access`` (``read_only``, ``read_write``).
 
     Without credentials, the result is None unless a login is ``required``: then google.auth's error is raised.
     """
-    from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage
     from requests.adapters import HTTPAdapter
 
-    client = storage.Client.create_anonymous_client()
     if login:
         import google.auth
+        from google.auth.exceptions import DefaultCredentialsError
 
+        if not required and not may_have_credentials():
+            return None
         scope = f"https://www.googleapis.com/auth/devstorage.{access}"
         try:
             credentials, project = google.auth.default(scopes=[scope])
@@ -227,6 +247,8 @@ def make_client(login: bool, access: str = "read_only", *, required: bool = True
                 raise
             return None
         client = storage.Client(project=project or "<none>", credentials=credentials)
+    else:
+        client = storage.Client.create_anonymous_client()
     for scheme in ("https://", "http://"):
         client._http.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
     client._http.hooks["response"].append(_check_range)

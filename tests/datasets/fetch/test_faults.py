@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from rbdata.datasets.fetch import FetchOptions, Location, RemoteObject, Retry, open_location, read_all, retries, stream
+from rbdata.datasets.fetch.gcs import may_have_credentials
 from rbdata.datasets.fetch.http import HttpLocation
 from rbdata.errors import (
     ChecksumError,
@@ -451,6 +452,18 @@ class TestGoogle:
             assert "gs://bucket/run" in str(caught.value)
             assert "--mirror" in (caught.value.hint or "")
             assert "gcloud auth" in (caught.value.hint or "")
+
+    @pytest.mark.skipif(may_have_credentials(), reason="this machine may have a login to Google")
+    def test_no_metadata_server_is_asked_for_credentials(
+        self, gcs: FaultyGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """google.auth waits for it, three times for three seconds, and warns: outside Google's cloud there is none."""
+        gcs.closed_to_anonymous = True
+        with http_server(tmp_path) as metadata:
+            monkeypatch.setenv("GCE_METADATA_IP", metadata.url.removeprefix("http://"))
+            with pytest.raises(ForbiddenError):
+                open_location("gs://bucket/run", options=QUICK).list()
+        assert not metadata.faults.requests
 
     def test_closed_to_anonymous_readers_with_credentials(
         self, gcs: FaultyGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
