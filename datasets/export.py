@@ -34,6 +34,7 @@ from ..storage.leaf import Leaf
 from ..storage.manifest import FILENAME
 from ..storage.meta import write_meta
 from ..storage.reference_scores import original_source
+from ..storage.schema import at_and_below
 from .formats.arrow import EXPORTED, ROW_OF_ONE, list_column, require_pyarrow
 from .ingest.trajectories import compare_successors
 
@@ -131,7 +132,7 @@ class _Export:
 
     def tree(self, base: str) -> dict[str, str]:
         """The keys below a base such as ``observation``, by the rest of the key: "" for a single leaf."""
-        return {key[len(base) :]: key for key in self.ted_keys() if key == base or key.startswith(base + "/")}
+        return {key[len(base) :]: key for key in at_and_below(self.ted_keys(), base)}
 
 
 def _spans(low: int, high: int, row_bytes: int) -> Iterator[tuple[int, int]]:

@@ -153,8 +153,8 @@ class ReadOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options that are set."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return given if self.n_step is not None else {name: given[name] for name in given if name != "gamma"}
+        unset = {"gamma"} if self.n_step is None else set[str]()
+        return {name: value for name, value in vars(self).items() if value is not None and name not in unset}
 
     def step_bytes(self, schema: Schema) -> int:
         """The approximate size of a step as functions get it, in bytes."""

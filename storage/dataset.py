@@ -33,7 +33,7 @@ from .episodes import EpisodeTable, map_episodes
 from .manifest import Manifest
 from .memory_map import keep_freed_memory, map_array
 from .row_index import lookup, row_index, runs_of
-from .schema import LARGE_ROW, Leaf, Schema
+from .schema import LARGE_ROW, Leaf, Schema, at_and_below
 from .snapshot import read_snapshot
 from .window import Pad, nest, read_window
 
@@ -405,7 +405,7 @@ class Dataset:
 
     def _at_or_below(self, name: str) -> list[str]:
         names = self.schema.names
-        found = [name] if name in names else [one for one in names if one.startswith(f"{name}/")]
+        found = at_and_below(names, name)
         if not found:
             raise UnknownKeyError(f"there is no leaf {name!r}", hint=f"there are {', '.join(names)}")
         return found

@@ -37,7 +37,7 @@ from .dataset import Dataset
 from .episodes import EpisodeTable
 from .leaf import Leaf
 from .row_index import lookup
-from .schema import FLAGS, Schema
+from .schema import FLAGS, Schema, at_and_below
 
 #: Returns the rows by which a dataset is read, by leaf, with computed ones (`ComputedRows`): a module-level function, or a
 #: `functools.partial` of one, so that the dataset can be pickled.
@@ -130,14 +130,14 @@ def _check_is_read(
     """Raise UsageError for computed leaves that no batch has: only those ``named`` are read, by windows or by keys."""
 
     def is_read(path: str) -> bool:
-        return any(f"{path}/".startswith(f"{one}/") for one in named)
+        return bool(at_and_below([path], *named))
 
     asked = [("extra", {path}) for path in extra if is_windows]  # beside keys, extra leaves are always read
     if reward_scale is not None and not ("return_to_go" in extra and (not is_windows or is_read("return_to_go"))):
         asked.append(("reward_scale", {"reward"}))
     for path in [normalize] if isinstance(normalize, str) else map(_path, normalize or ()):
         roots = set(map(_root, dataset.schema.names))
-        asked.append((f"normalize {path}", {root for root in roots if f"{root}/".startswith(f"{path}/")}))
+        asked.append((f"normalize {path}", set(at_and_below(roots, path))))
     by = "windows" if is_windows else "keys"
     for option, leaves in asked:
         if leaves and not any(map(is_read, leaves)):
@@ -332,7 +332,7 @@ def _leaves(dataset: Dataset, key: Any) -> list[str]:
         for leaf in dataset.schema
         if leaf.key[0] != "next" and leaf.key[0] not in FLAGS and leaf.dtype != "bool"
     ]
-    found = [one for one in usable if one == name or one.startswith(name + "/")]
+    found = at_and_below(usable, name)
     if not found:
         hint = f"there are {', '.join(usable)}; rewards have reward_scale"
         raise UsageError(f"{name!r} cannot be normalised", hint=hint)

@@ -283,11 +283,8 @@ def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
         manifest = msgspec.convert({**record, "schema": record}, Manifest)
         msgspec.convert(record, Origin)
         _check(manifest)
-    except (
-        ValueError,
-        msgspec.ValidationError,
-        RecursionError,
-    ) as error:  # the second is none of the first before 0.20
+    # Before msgspec 0.20 a ValidationError is no ValueError.
+    except (ValueError, msgspec.ValidationError, RecursionError) as error:
         raise DamagedDatasetError(f"{path} is malformed: {reason(error)}", hint=_REDO) from error
     return manifest
 

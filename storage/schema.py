@@ -125,6 +125,12 @@ _TED_FLAGS = (
 )
 
 
+def at_and_below(names: Iterable[str], *keys: str) -> list[str]:
+    """The names that are one of these keys, or lie below one: ``observation`` stands for ``observation/camera``."""
+    above = tuple(f"{key}/" for key in keys)
+    return [name for name in names if f"{name}/".startswith(above)]
+
+
 def ted_flags() -> tuple[Leaf, ...]:
     """The flags and the reward of TED: root flags (state at t, all false) and those under ``next``."""
     return _TED_FLAGS

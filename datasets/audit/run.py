@@ -119,9 +119,8 @@ class _Audit:
         names = (*leaves.observations, *leaves.actions)
         same = self._duplicates = Duplicates(names, table, measured=measured, blind=not leaves.observations)
         moves: list[Check] = []
-        if (
-            int(table.lengths.max()) > 1 or not (table.outcomes == TERMINATED).all()
-        ):  # no step of a bandit leads anywhere
+        is_bandit = int(table.lengths.max()) == 1 and bool((table.outcomes == TERMINATED).all())
+        if not is_bandit:  # no step of one leads anywhere
             moves.append(Transitions(leaves, table, usual, (dataset.manifest.lineage or {}).get("unchained", ())))
         checks: list[Check] = [rewards, flags, *moves, same, *chain.from_iterable(values.values())]
         for block in reader.blocks():

@@ -19,7 +19,7 @@ from ...storage.manifest import Manifest
 from .append import Base
 from .block import END_MIDWAY, ENDS, outcomes
 from .reader import Reader
-from .unit import BITS, LEAD, Part, PartSection, stem_of
+from .unit import BITS, LEAD, Part, PartSection
 
 
 def begin_commit(
@@ -105,11 +105,12 @@ def episodes_of(parts: Sequence[Part], reward: Leaf, size: int, title: str) -> E
 
 def _stretches(parts: Sequence[Part], reward: Leaf, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Bits and rewards in blocks of ``size`` steps, none of which spans two places."""
-    with_steps = [(section.place, part, section) for part in parts for section in part.sections if _has_steps(section)]
+    with_steps = [(part, section) for part in parts for section in part.sections if section.steps]
+    with_steps.sort(key=_place)
     empty = np.zeros(0, np.uint8), np.zeros(0, np.float32)
-    for _, some in groupby(sorted(with_steps, key=lambda one: one[0]), key=lambda one: one[0]):
+    for _, some in groupby(with_steps, key=_place):
         held = empty
-        for _, part, section in some:
+        for part, section in some:
             bits = part.rows(section, BITS)
             rewards = part.rows(section, reward) if reward.constant is None else np.full(len(bits), reward.constant)
             low = 0
@@ -124,5 +125,5 @@ def _stretches(parts: Sequence[Part], reward: Leaf, size: int) -> Iterator[tuple
             yield held
 
 
-def _has_steps(section: PartSection) -> bool:
-    return stem_of(BITS) in section.leaves
+def _place(one: tuple[Part, PartSection]) -> tuple[int, ...]:
+    return one[1].place

@@ -187,14 +187,13 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
         if expected is not None:
             units = reader.units(None)
             return estimate_expected(reader, place, expected, len(units), len(_done(folder, units)))
-        lead, about = reader.lead(), dict[str, Any]()
-        if lead is not None:
-            about = _do_one(CountTask(lead), engine, listener)
-        counted = lead and Part(place.working, PartContents(LEAD, "", [], [], [], about["about"]))
-        units = reader.units(counted or None)
+        lead = reader.lead()
+        assert lead is not None
+        counted = _do_one(CountTask(lead), engine, listener)
+        units = reader.units(Part(place.working, PartContents(LEAD, "", [], [], [], counted["about"])))
         done = _done(folder, units) | set(range(common(old, units)))
         state_bytes = old.bytes_of_state if old else partial(bytes_of_state, reader, partial(samples_of, reader))
-        return estimate_units(reader, place, units, done, (about["steps"], about["episodes"]), state_bytes)
+        return estimate_units(reader, place, units, done, (counted["steps"], counted["episodes"]), state_bytes)
 
 
 def _done(folder: Path | None, units: Sequence[Unit]) -> set[int]:

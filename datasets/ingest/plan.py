@@ -29,7 +29,7 @@ from .raw_files import remote_files
 from .reader import Reader
 from .request import Estimate, Listener
 from .trajectories import column_difference, columns_of
-from .unit import BITS, Part, PartContents, PartSection, Unit, stem_of
+from .unit import BITS, Part, PartContents, PartSection, Unit
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ class Plan:
             return estimate_expected(self.reader, self.place, expected, len(self.units), len(done))
         lead = self.lead
         assert lead is not None
-        bits = [lead.rows(section, BITS) for section in lead.sections if stem_of(BITS) in section.leaves]
-        counted = sum(map(len, bits)), sum(int(np.count_nonzero(some & ENDS)) for some in bits)
+        bits = [lead.rows(section, BITS) for section in lead.sections if section.steps]
+        counted = lead.steps, sum(int(np.count_nonzero(some & ENDS)) for some in bits)
         # Nothing is read from parts that a smaller dataset holds.
         state_bytes = (
             self.old.bytes_of_state if self.old else partial(bytes_of_state, self.reader, lambda: self._samples)

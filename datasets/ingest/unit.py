@@ -86,6 +86,12 @@ class PartSection(msgspec.Struct, frozen=True):
     range: int
     leaves: dict[str, PartRows]
 
+    @property
+    def steps(self) -> int:
+        """How many steps it has; none where it holds states alone."""
+        bits = self.leaves.get(stem_of(BITS))
+        return bits.rows if bits else 0
+
 
 class PartContents(msgspec.Struct, frozen=True):
     """What is written of a part: the unit that it was made of, its leaves and sections, what the unit said of itself
@@ -124,8 +130,7 @@ class Part:
     @property
     def steps(self) -> int:
         """How many steps it has."""
-        bits = stem_of(BITS)
-        return sum(section.leaves[bits].rows for section in self.sections if bits in section.leaves)
+        return sum(section.steps for section in self.sections)
 
     @property
     def is_last(self) -> bool:

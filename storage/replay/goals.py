@@ -34,6 +34,7 @@ from tensordict import TensorDictBase
 from ...errors import SchemaError, UnknownKeyError, UsageError
 from ..codecs.codec import Rows
 from ..dataset import Dataset
+from ..schema import at_and_below
 from ..window import read_window
 from .around import Around
 from .columns import At, BatchColumn
@@ -229,7 +230,7 @@ def _undrawn() -> torch.Tensor:
 def _leaves_at(dataset: Dataset, goals: Goals) -> dict[str, tuple[str, ...]]:
     """The leaves that form a goal, with their keys below it."""
     name = path_of(goals.goal_key)
-    found = [one for one in dataset.rows if one == name or one.startswith(name + "/")]
+    found = at_and_below(dataset.rows, name)
     return {one: tuple(one[len(name) + 1 :].split("/")) if one != name else () for one in found}
 
 

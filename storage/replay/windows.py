@@ -26,7 +26,7 @@ from ...errors import UsageError
 from ..codecs import load_codec
 from ..codecs.codec import Rows
 from ..memory_map import in_numpy
-from ..schema import FLAGS, LARGE_ROW
+from ..schema import FLAGS, LARGE_ROW, at_and_below
 from ..window import Windows, as_words, plan_windows, read_windows
 from .around import Around, NStep
 from .columns import At, BatchColumn, Only, step_columns
@@ -101,7 +101,7 @@ def stack_columns(storage: Storage, leaves: Mapping[str, Rows], around: Around) 
     keys, pad = around.stack_keys, around.padding
     columns: list[BatchColumn] = []
     if keys is not None:
-        keys = [name for key in keys for name in at_and_below(key, leaves, "to stack")]
+        keys = [name for key in keys for name in _named(key, leaves, "to stack")]
         if any(key in FLAGS for key in keys):
             raise UsageError("flags cannot be stacked")
     wanted = storage.keys
@@ -219,13 +219,13 @@ def window_columns(leaves: Mapping[str, Rows], around: Around) -> list[BatchColu
     assert around.windows is not None
     names = [name for rows in leaves.values() for name in _paths(rows)]
     nearest = sorted(around.windows.items(), key=lambda one: one[0].count("/"))  # a leaf's own window counts most
-    windows = {name: offsets for key, offsets in nearest for name in at_and_below(key, names, "of windows")}
+    windows = {name: offsets for key, offsets in nearest for name in _named(key, names, "of windows")}
     return [WindowColumn(leaves, name, *offsets, around.padding) for name, offsets in windows.items()]
 
 
-def at_and_below(key: str, names: Iterable[str], what: str) -> list[str]:
-    """The names that are a key, or below it. Raises UsageError for none; ``what`` is what the key is of."""
-    found = [name for name in names if f"{name}/".startswith(f"{key}/")]
+def _named(key: str, names: Iterable[str], what: str) -> list[str]:
+    """The names at and below a key. Raises UsageError for none; ``what`` is what the key is of."""
+    found = at_and_below(names, key)
     if not found:
         raise UsageError(f"unknown key {what}: {key}", hint=f"there are {', '.join(names)}")
     return found

@@ -15,6 +15,7 @@ import torch
 from ....errors import ReadOnlyError, UnknownKeyError, UsageError
 from ...codecs.codec import Rows
 from ...dataset import Dataset, DatasetView
+from ...schema import at_and_below
 from ..timeline import Edges, Timeline, path_of
 from .storage import Storage
 
@@ -48,16 +49,16 @@ class DatasetStorage(Storage):
         """The TED keys at and below ``keys``; a state leaf has two. Raises UnknownKeyError."""
         if isinstance(keys, str):
             raise UsageError(f"keys is a sequence of keys, not {keys!r}", hint=f"keys=[{keys!r}]")
-        names, wanted = self.dataset.schema.names, [path_of(key) + "/" for key in keys]
-        unknown = [path[:-1] for path in wanted if not any(f"{name}/".startswith(path) for name in names)]
+        names, wanted = self.dataset.schema.names, list(map(path_of, keys))
+        unknown = [key for key in wanted if not at_and_below(names, key)]
         if unknown:
             raise UnknownKeyError(f"unknown keys {', '.join(unknown)}", hint=f"there are {', '.join(names)}")
-        return [name for name in names if f"{name}/".startswith(tuple(wanted))]
+        return at_and_below(names, *wanted)
 
     def stored(self, keys: Iterable[str] | None = None) -> list[str]:
         """The leaves of the source that hold those at and below ``keys``, by default those that are read."""
-        of_source, below = self.source.rows, tuple(f"{key}/" for key in keys or ())
-        wanted = [name for name in self.dataset.schema.names if f"{name}/".startswith(below)] if below else self.keys
+        of_source = self.source.rows
+        wanted = self.keys if keys is None else at_and_below(self.dataset.schema.names, *keys)
         stored = [name if name in of_source else name.removeprefix("next/") for name in wanted]
         return [name for name in dict.fromkeys(stored) if name in of_source]
 
