@@ -97,9 +97,8 @@ class FrameUnit(Unit):
         if not part.states:
             return  # a final dump without new rows
         rows, blank = part.sources()
-        seam = (
-            int(np.count_nonzero(rows == part.capacity - 1)) if part.seam else 0
-        )  # states from the last row of the file
+        # States from the last row of the file, which is the first in time.
+        seam = int(np.count_nonzero(rows == part.capacity - 1)) if part.seam else 0
         padding = part.padding(rows)
         source = CountedStream(self.location, self.obj)
         with _frame_blocks(source, self.obj) as (found, blocks):
