@@ -54,7 +54,7 @@ from .sources.source import Source
 from .workers.task import TaskProgress
 
 if TYPE_CHECKING:  # downloads send nothing
-    from .fetch.upload import LocalFile, Uploader
+    from .fetch.upload import LocalFile
 
 _DAMAGED_MIRROR = "the mirror's copy is damaged: push it again, or use another mirror"
 #: Connections over which a mirror is written.
@@ -351,32 +351,32 @@ def push(
     manifest, DatasetExistsError if the mirror holds a different dataset of this id, UsageError for a read-only location,
     DatasetBusyError if it is replaced during the push, and the fetch errors.
     """
-    from .fetch.upload import open_uploader
+    from .fetch.upload import open_writable
 
     root = settings.root(root)
-    uploader = open_uploader(destination, fetch)
+    mirror = open_writable(destination, fetch)
     if raw:
-        return _push_raw(dataset_id, uploader, root, on_progress)
-    return _push_dataset(local.find(dataset_id, root), uploader, force, on_progress)
+        return _push_raw(dataset_id, mirror, root, on_progress)
+    return _push_dataset(local.find(dataset_id, root), mirror, force, on_progress)
 
 
-def _push_dataset(folder: Path, uploader: Uploader, force: bool, on_progress: OnProgress | None) -> Pushed:
+def _push_dataset(folder: Path, mirror: Location, force: bool, on_progress: OnProgress | None) -> Pushed:
     from .fetch.upload import LocalFile, upload
 
-    before, base = state_of(folder), uploader.location.url
+    before, base = state_of(folder), mirror.url
     manifest = read_manifest(folder)
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
         message = f"{base} is the root that holds {manifest.id}"
         raise UsageError(message, hint="choose another folder or bucket as the mirror")
-    check_replaceable(fetch_manifest(uploader.location, manifest.id), manifest, base, force)
+    check_replaceable(fetch_manifest(mirror, manifest.id), manifest, base, force)
     check_undamaged(folder, manifest)
     files = [(LocalFile(folder / name), f"{manifest.id}/{name}") for name in sorted(manifest.files)]
-    sent, sent_bytes = _send(uploader, files, on_progress)
+    sent, sent_bytes = _send(mirror, files, on_progress)
     if state_of(folder) != before:
         message = f"{folder} was replaced while it was pushed: the mirror got no manifest"
         raise DatasetBusyError(message, hint="push it again: files that are there already are not sent again")
     last = LocalFile(folder / FILENAME)
-    sent_manifest = upload(uploader, last, f"{manifest.id}/{FILENAME}")
+    sent_manifest = upload(mirror, last, f"{manifest.id}/{FILENAME}")
     return Pushed(
         manifest.id,
         "dataset",
@@ -400,7 +400,7 @@ def check_undamaged(folder: Path, manifest: Manifest) -> None:
     list(map_in_threads(check, sorted(manifest.files), CONNECTIONS, "rbdata-check"))
 
 
-def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress | None) -> Pushed:
+def _push_raw(text: str, mirror: Location, root: Path, on_progress: OnProgress | None) -> Pushed:
     from .fetch.upload import LocalFile
 
     dataset_id, source = catalogue.resolve(text)
@@ -417,11 +417,11 @@ def _push_raw(text: str, uploader: Uploader, root: Path, on_progress: OnProgress
         raise DatasetNotFoundError(message, hint=hint) from error
     files = [(LocalFile(path), f"{folder}/{path.relative_to(raw_folder)}") for path in paths]
     total = sum(file.size for file, _ in files)
-    sent, sent_bytes = _send(uploader, files, on_progress)
-    return Pushed(dataset_id, "raw", f"{uploader.location.url}/{folder}", len(files), total, sent, sent_bytes)
+    sent, sent_bytes = _send(mirror, files, on_progress)
+    return Pushed(dataset_id, "raw", f"{mirror.url}/{folder}", len(files), total, sent, sent_bytes)
 
 
-def _send(uploader: Uploader, files: list[tuple[LocalFile, str]], on_progress: OnProgress | None) -> tuple[int, int]:
+def _send(mirror: Location, files: list[tuple[LocalFile, str]], on_progress: OnProgress | None) -> tuple[int, int]:
     """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
     from .fetch.upload import upload
 
@@ -438,7 +438,7 @@ def _send(uploader: Uploader, files: list[tuple[LocalFile, str]], on_progress: O
             if on_progress is not None:
                 on_progress(path, done, total)
 
-        return file.size if upload(uploader, file, path, count) else -1
+        return file.size if upload(mirror, file, path, count) else -1
 
     sizes = [size for size in map_in_threads(send, files, CONNECTIONS, "rbdata-push") if size >= 0]
     return len(sizes), sum(sizes)
@@ -542,15 +542,16 @@ def remove(
 
     Raises UsageError for a read-only location, and the fetch errors.
     """
-    from .fetch.upload import DirectoryUploader, open_uploader
+    from .fetch.directory import DirectoryLocation
+    from .fetch.upload import open_writable
 
-    uploader, files, done = open_uploader(destination, fetch), held.files, 0
+    mirror, files, done = open_writable(destination, fetch), held.files, 0
     for some in (files[:1], files[1:-1], files[1:][-1:]):
-        for _ in map_in_threads(uploader.remove, some, CONNECTIONS, "rbdata-remove"):
+        for _ in map_in_threads(mirror.remove, some, CONNECTIONS, "rbdata-remove"):
             done += 1
             on_progress(done, len(files))
-    if isinstance(uploader, DirectoryUploader):
-        uploader.prune(held.name)
+    if isinstance(mirror, DirectoryLocation):
+        mirror.prune(held.name)
 
 
 def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:

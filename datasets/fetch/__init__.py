@@ -1,9 +1,9 @@
 """Reads and writes remote objects: listings, byte streams, sizes, checksums, versions, retries, resumption, uploads.
 
-Read in this order: `retries` (options, errors, waits), `location` (objects, locations, the file system), `open_location` (the
-transport of a URL) and one transport (`http`, `gcs`), `reading` (every byte exactly once, across failures and processes),
-`upload`. Importing this package is cheap: transports, and with them requests and google-cloud-storage, are imported when a
-location is opened.
+Read in this order: `retries` (options, errors, waits), `location` (objects, and what every transport does), `open_location`
+(the transport of a URL) and one transport (`directory`, `http`, `gcs`), `reading` (every byte exactly once, across failures
+and processes), `upload`. Importing this package is cheap: transports, and with them requests and google-cloud-storage, are
+imported when a location is opened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 
 from ...errors import ObjectNotFoundError
-from .location import DirectoryLocation
+from .directory import DirectoryLocation
 from .location import Location as Location
 from .location import RemoteObject as RemoteObject
 from .reading import Verifier as Verifier

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import MissingExtraError, ObjectNotFoundError, UsageError
@@ -18,6 +19,7 @@ from .location import (
     CONNECTIONS,
     Names,
     Objects,
+    OnBytes,
     PerProcess,
     RemoteObject,
     StoreLocation,
@@ -31,6 +33,8 @@ from .retries import MISSING, NO_LOGIN, FetchOptions, replaced
 T = TypeVar("T")
 
 _S3 = ("s3", "s3a")
+#: Bytes per piece of a multipart upload to S3, used for files of twice this size and more.
+S3_PIECE = 64 << 20
 #: Clients that this process inherited by a fork.
 _inherited: list[Any] = []
 _MD5 = re.compile(r"[0-9a-f]{32}")
@@ -55,12 +59,15 @@ class FsspecLocation(StoreLocation):
         _check_installed(scheme.lower(), url)
         return cls(f"{scheme.lower()}://{join_path(host, check_path(path))}", options)
 
-    def file_system(self) -> _Files:
-        """This process's connection; uploads use it too."""
+    def writable(self) -> FsspecLocation:
+        """This location, never without a login unless the options say so: what has none must fail."""
+        return replace(self, options=replace(self.options, anonymous=self.options.anonymous is True))
+
+    def _file_system(self) -> _Files:
         return self._files.get(lambda: _Files(self.url, self.options))
 
     def _range(self, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
-        files = self.file_system()
+        files = self._file_system()
         if files.is_s3 and obj.version is not None:
             version = obj.version
             yield files.call(obj.url, lambda fs, path: _read_s3_range(fs, path, start, length, version))
@@ -73,7 +80,7 @@ class FsspecLocation(StoreLocation):
         yield data
 
     def _describe(self, obj: RemoteObject) -> RemoteObject:
-        entry = self.file_system().call(obj.url, lambda fs, path: fs.info(path))
+        entry = self._file_system().call(obj.url, lambda fs, path: fs.info(path))
         if entry["type"] != "file":
             raise ObjectNotFoundError(f"{obj.url} is a folder, not a file", hint=MISSING)
         return _to_object(entry, obj.url)
@@ -88,9 +95,26 @@ class FsspecLocation(StoreLocation):
                 raise NotADirectoryError(path)
             return entries
 
-        entries = self.file_system().call(url, list_entries)
+        entries = self._file_system().call(url, list_entries)
         objects = [_to_object(entry, f"{url}/{_name(entry)}") for entry in entries if entry["type"] == "file"]
         return objects, [_name(entry) for entry in entries if entry["type"] == "directory"]
+
+    def _write(self, source: Path, url: str, count: OnBytes) -> None:
+        from fsspec.callbacks import Callback
+
+        files, counting = self._file_system(), Callback()
+        counting.relative_update = lambda inc=1: count(inc)
+
+        def put_file(fs: Any, target: str) -> None:
+            if files.is_s3:
+                return fs.put_file(str(source), target, callback=counting, chunksize=S3_PIECE)
+            fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+            return fs.put_file(str(source), target, callback=counting)
+
+        files.call(url, put_file)
+
+    def _remove(self, url: str) -> None:
+        self._file_system().call(url, lambda fs, target: fs.rm_file(target))
 
 
 class _Files:

@@ -1,4 +1,4 @@
-"""A location in a Google Cloud Storage bucket, read with google-cloud-storage.
+"""A location in a Google Cloud Storage bucket, with google-cloud-storage.
 
 Requests are anonymous first. If access is denied, they use the application-default credentials, if there are any.
 The client supports STORAGE_EMULATOR_HOST.
@@ -6,11 +6,11 @@ The client supports STORAGE_EMULATOR_HOST.
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +19,7 @@ from .location import (
     CONNECTIONS,
     Names,
     Objects,
+    OnBytes,
     PerProcess,
     RemoteObject,
     StoreLocation,
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Bytes per piece of a resumable upload; a multiple of 256 KiB.
+_PIECE = 16 << 20
 _FIELDS = "items(name,size,crc32c,md5Hash,generation),prefixes,nextPageToken"
 
 _DENIED = (
@@ -84,7 +87,7 @@ class GcsLocation(StoreLocation):
 
     def _range(self, obj: RemoteObject, start: int, length: int) -> Iterator[bytes]:
         """If the request fails, yields the bytes received before it raises the error."""
-        received, generation = BytesIO(), None if obj.version is None else int(obj.version)
+        received, generation = io.BytesIO(), None if obj.version is None else int(obj.version)
 
         def download(bucket: Bucket) -> None:
             blob = bucket.blob(_key(obj.url), generation=generation)
@@ -117,6 +120,18 @@ class GcsLocation(StoreLocation):
         if failure is not None:
             raise failure
 
+    def _write(self, source: Path, url: str, count: OnBytes) -> None:
+        def send(bucket: Bucket) -> None:
+            with _CountingFile(source, count) as file:
+                blob = bucket.blob(_key(url), chunk_size=_PIECE)
+                size = source.stat().st_size
+                blob.upload_from_file(file, size=size, checksum="crc32c", timeout=self.options.timeouts)
+
+        self._call(url, send)
+
+    def _remove(self, url: str) -> None:
+        self._call(url, lambda bucket: bucket.blob(_key(url)).delete(timeout=self.options.timeouts))
+
     def _call(self, url: str, action: Callable[[Bucket], T]) -> T:
         """`action(bucket)`, anonymous or logged in, whichever has access; Google's exceptions are translated."""
         clients = self._clients.get(lambda: Clients(self.options))
@@ -138,6 +153,21 @@ class GcsLocation(StoreLocation):
                 clients.last_login = login
                 return result
         raise denied
+
+
+class _CountingFile(io.BufferedReader):
+    """A file that reports the bytes read from it; bytes read twice count once."""
+
+    def __init__(self, path: Path, on_bytes: OnBytes) -> None:
+        super().__init__(io.FileIO(path))
+        self._on_bytes, self._most = on_bytes, 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        if self.tell() > self._most:
+            self._on_bytes(self.tell() - self._most)
+            self._most = self.tell()
+        return data
 
 
 def _key(url: str) -> str:
@@ -225,11 +255,9 @@ def may_have_credentials() -> bool:
         return False
 
 
-def make_client(login: bool, access: str = "read_only", *, required: bool = True) -> Client | None:
-    """A client: anonymous, or logged in with read or write ``access`` (``read_only``, ``read_write``).
-
-    Without credentials, the result is None unless a login is ``required``: then google.auth's error is raised.
-    """
+def make_client(login: bool, *, required: bool = True) -> Client | None:
+    """A client: anonymous, or logged in. Without credentials it is None, unless a login is ``required``: then google.auth's
+    error is raised."""
     from google.cloud import storage
     from requests.adapters import HTTPAdapter
 
@@ -239,9 +267,8 @@ def make_client(login: bool, access: str = "read_only", *, required: bool = True
 
         if not required and not may_have_credentials():
             return None
-        scope = f"https://www.googleapis.com/auth/devstorage.{access}"
         try:
-            credentials, project = google.auth.default(scopes=[scope])
+            credentials, project = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
         except DefaultCredentialsError:
             if required:
                 raise

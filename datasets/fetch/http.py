@@ -5,11 +5,10 @@ The headers of a response state size, version and checksums of an object.
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
@@ -36,11 +35,6 @@ _PIECE = 1 << 17
 
 #: Words in the title of a directory index.
 _TITLES = ("index of", "directory listing", "directory index", "listing of")
-#: A start tag of a link up to its end or the next tag, and what it links to. Neither pattern backtracks: pages have megabytes.
-_LINK = re.compile(r"<a\s([^<>]*)", re.IGNORECASE)
-_TARGET = re.compile(r"""(?<![\w-])href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.IGNORECASE)
-#: Longer texts are neither titles nor links to files.
-_LONGEST_LINK = 4096
 
 
 @dataclass(frozen=True)
@@ -260,29 +254,48 @@ def parse_index(page: str, url: str) -> Index:
     """The children that the index page at `url` links to.
 
     Only links one level below the page count. Sort links (``?C=N;O=D``), parents, other servers and names that are not
-    plain (``..%2f``) are omitted. Takes time in proportion to the size of the page, for any content.
+    plain (``..%2f``) are omitted.
     """
-    first, *rest = page.split("<!--")
-    page = first + "".join(part.partition("-->")[2] for part in rest)  # without comments
-    lower = page.lower()
-    heads = (lower.partition(f"<{tag}")[2][:_LONGEST_LINK].partition(f"</{tag}")[0] for tag in ("title", "h1"))
-    is_index = any(title in head for head in heads for title in _TITLES)
+    found = _Links()
+    found.feed(page)
+    found.close()
+    is_index = any(title in found.heading.lower() for title in _TITLES)
     children: dict[bool, set[str]] = {False: set(), True: set()}  # by whether they are folders
     here, server = _segments(url), urlsplit(url).netloc
-    for tag in dict.fromkeys(tag[1] for tag in _LINK.finditer(page)):
+    for link in found.links:
         with suppress(ValueError):
-            found = _TARGET.search(tag)
-            link = html.unescape(next(filter(None, found.groups()), "")).strip() if found else ""
-            target = urlsplit(urljoin(url, link[:_LONGEST_LINK]))
-            if not link or target.netloc != server or target.query or target.scheme not in ("http", "https"):
+            target = urlsplit(urljoin(url, link))
+            if target.netloc != server or target.query or target.scheme not in ("http", "https"):
                 continue
             names = _segments(target.geturl())
             is_index |= names == here[:-1]
             if names and names[:-1] == here and is_plain_name(names[-1]):
                 children[target.path.endswith("/")].add(names[-1])
     files, folders = sorted(children[False] - children[True]), sorted(children[True])
-    is_whole = "<html" not in lower or "</html" in lower
-    return Index(tuple(files), tuple(folders), bool(is_index or files or folders), is_whole)
+    is_whole = "<html" not in page.lower() or "</html" in page.lower()
+    return Index(tuple(files), tuple(folders), is_index or bool(files or folders), is_whole)
+
+
+class _Links(HTMLParser):
+    """What a page links to, and the text of its headings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: dict[str, None] = {}
+        self.heading, self._in_heading = "", False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_heading = tag in ("title", "h1")
+        target = (dict(attrs).get("href") or "").strip() if tag == "a" else ""
+        if target:
+            self.links[target] = None
+
+    def handle_data(self, data: str) -> None:
+        if self._in_heading:
+            self.heading += data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_heading = False
 
 
 def _segments(url: str) -> list[str]:

@@ -39,7 +39,6 @@ from .location import (
     check_path,
     is_plain_name,
     join_path,
-    require_inside,
 )
 from .retries import MISSING, FetchOptions
 
@@ -101,7 +100,12 @@ class HubLocation(Location):
             return [_to_object(repository, entry) for entry in entries if entry["type"] == "file"]
 
         found = self._with_retries(find, self.url)
-        return sorted(((require_inside(obj, self.url), obj) for obj in found), key=lambda pair: pair[0])
+        return sorted(((self.path_of(obj), obj) for obj in found), key=lambda pair: pair[0])
+
+    def writable(self) -> Location:
+        """Raise UsageError: a commit holds a whole dataset (`datasets.hub`)."""
+        message = f"{self.url}: the Hub takes whole datasets, not files"
+        raise UsageError(message, hint="push to hf://datasets/owner/name")
 
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
         repository, inside = _split(obj.url)

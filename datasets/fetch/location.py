@@ -1,4 +1,4 @@
-"""A remote object, a location that holds objects, and the location in the file system.
+"""A remote object, and a location that holds objects: what every transport does, over the attempts that one adds.
 
 A `Location` is a directory, an HTTP server, a bucket or a Hub repository, all with one layout: folders that hold objects.
 Paths inside it are relative, separated by '/', decoded (``$store$_action_ckpt.0.gz``, never ``%24``).
@@ -9,20 +9,17 @@ from __future__ import annotations
 import base64
 import os
 import re
-import stat as stat_flags
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
-from urllib.parse import unquote, urlsplit
 
-from ...errors import ChecksumError, FetchError, ObjectNotFoundError, UsageError
+from ...errors import FetchError, ObjectNotFoundError, UsageError
 from ...storage.folder import RAW
 from ...storage.threads import map_in_threads
-from .retries import MISSING, NO_RANGES, FetchOptions, call_with_retries, transient, translated
+from .retries import NO_RANGES, FetchOptions, call_with_retries, transient, translated
 
 T = TypeVar("T")
 
@@ -55,6 +52,46 @@ class RemoteObject:
 # `Location` has a method called `list`, which hides the type inside the class.
 Objects: TypeAlias = list[RemoteObject]
 Names: TypeAlias = list[str]
+OnBytes: TypeAlias = Callable[[int], None]
+
+
+# -- names and headers -------------------------------------------------------------------------------------------------
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name, from the user or a server, is a single path component."""
+    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
+
+
+def check_path(path: str) -> str:
+    """A relative path without a trailing slash; '' is the top. Raises UsageError for a path that could lead outside."""
+    path = path.removesuffix("/")
+    if path and not all(map(is_plain_name, path.split("/"))):
+        message = f"{path!r} is not a path inside a mirror"
+        raise UsageError(message, hint="give a relative path without '..', '.' or empty parts")
+    return path
+
+
+def join_path(*parts: str) -> str:
+    """The non-empty parts with '/' between them."""
+    return "/".join(part for part in parts if part)
+
+
+def is_remote(text: str | os.PathLike[str]) -> bool:
+    """Whether this is a URL instead of an id or a path. Raises UsageError for other types."""
+    if not isinstance(text, (str, os.PathLike)):
+        raise UsageError(f"a dataset is named by an id, a path or a URL, not by a {type(text).__name__}")
+    return "://" in os.fspath(text)
+
+
+def is_hub_dataset(text: str | os.PathLike[str]) -> bool:
+    """Whether this names a dataset repository of the Hugging Face Hub: ``hf://datasets/owner/name``."""
+    return os.fspath(text).lower().startswith("hf://datasets/")
+
+
+def without_login(url: str) -> str:
+    """The URL without user name and password, for messages."""
+    return re.sub(r"://[^/]*@", "://", url, count=1)
 
 
 def size_in(text: str) -> int | None:
@@ -83,60 +120,7 @@ def hex_of_base64(text: str) -> str:
         return ""
 
 
-def check_path(path: str) -> str:
-    """A relative path without a trailing slash; '' is the top. Raises UsageError for a path that could lead outside."""
-    if not path:
-        return ""
-    parts = path.removesuffix("/").split("/")
-    if not all(is_plain_name(part) for part in parts):
-        message = f"{path!r} is not a path inside a mirror"
-        raise UsageError(message, hint="give a relative path without '..', '.' or empty parts")
-    return "/".join(parts)
-
-
-def is_plain_name(name: str) -> bool:
-    """Whether a name, from the user or a server, is a single path component."""
-    return name not in ("", ".", "..") and "/" not in name and "\0" not in name
-
-
-def join_path(*parts: str) -> str:
-    """The non-empty parts with '/' between them."""
-    return "/".join(part for part in parts if part)
-
-
-def is_remote(text: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL instead of an id or a path. Raises UsageError for other types."""
-    if not isinstance(text, (str, os.PathLike)):
-        raise UsageError(f"a dataset is named by an id, a path or a URL, not by a {type(text).__name__}")
-    return "://" in os.fspath(text)
-
-
-def is_hub_dataset(text: str | os.PathLike[str]) -> bool:
-    """Whether this names a dataset repository of the Hugging Face Hub: ``hf://datasets/owner/name``."""
-    return os.fspath(text).lower().startswith("hf://datasets/")
-
-
-def without_login(url: str) -> str:
-    """The URL without user name and password, for messages."""
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        return url
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-def check_offset(obj: RemoteObject, offset: int) -> None:
-    """Raises UsageError for an offset outside the object."""
-    if offset < 0 or (obj.size is not None and offset > obj.size):
-        raise UsageError(f"{obj.url}: offset {offset} is outside its {obj.size} bytes")
-
-
-def require_inside(obj: RemoteObject, top: str) -> str:
-    """The object's URL relative to ``top``. Raises UsageError for other objects: the login must not be sent elsewhere."""
-    prefix = top if top.endswith("/") else f"{top}/"
-    if not obj.url.startswith(prefix):
-        raise UsageError(f"{obj.url} is not in {top}", hint="open the location that listed the object")
-    return obj.url[len(prefix) :]
+# -- locations ---------------------------------------------------------------------------------------------------------
 
 
 class PerProcess(Generic[T]):
@@ -166,11 +150,11 @@ class PerProcess(Generic[T]):
 
 @dataclass(frozen=True)
 class Location:
-    """A place that holds objects. A transport adds one attempt at each of `_listing`, `_describe` and `_read`.
+    """A place that holds objects. A transport adds one attempt at each of `_listing`, `_describe` and `_read`, and one that
+    takes objects too, at `_write` and `_remove`.
 
-    Picklable, for worker processes; connections are opened on first use in each process and not pickled. `list`, `folders`,
-    `walk`, `stat`, `refresh` and `read_range` retry temporary failures as `options` say; `open` is one attempt, and `stream`
-    adds the retries.
+    Picklable, for worker processes; connections are opened on first use in each process and not pickled. Temporary failures
+    are retried as `options` say; but `open` is one attempt, and `stream` adds the retries.
 
     All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read, and
     UsageError for a path outside the location.
@@ -223,13 +207,19 @@ class Location:
 
     def refresh(self, obj: RemoteObject) -> RemoteObject:
         """The object with everything that the location now states about it."""
-        check_path(require_inside(obj, self.url))
+        self.path_of(obj)
         return self._with_retries(lambda: self._describe(obj), obj.url)
+
+    def path_of(self, obj: RemoteObject) -> str:
+        """The object's path. Raises UsageError for objects of other locations: a login must not be sent elsewhere."""
+        prefix = self.url if self.url.endswith("/") else f"{self.url}/"
+        if not obj.url.startswith(prefix):
+            raise UsageError(f"{obj.url} is not in {self.url}", hint="open the location that listed the object")
+        return check_path(obj.url[len(prefix) :])
 
     def read_range(self, obj: RemoteObject, start: int, length: int) -> bytes:
         """Bytes ``start..start+length-1`` of this version of an object, by one request, with retries."""
-        check_path(require_inside(obj, self.url))
-        check_offset(obj, start + length)
+        self._check_offset(obj, start + length)
 
         def read() -> bytes:
             with closing(self._read(obj, start, length)) as pieces:
@@ -246,11 +236,39 @@ class Location:
         Raises ChecksumError if the location holds another version than `obj.version` (if stated), and
         TransientFetchError if the connection is lost or times out. Closing the generator closes its connection.
         """
-        check_path(require_inside(obj, self.url))
-        check_offset(obj, offset)
+        self._check_offset(obj, offset)
         if obj.size is None or offset < obj.size:
             with translated(obj.url):
                 yield from self._read(obj, offset, None)
+
+    def write(self, source: Path, path: str, on_bytes: OnBytes) -> None:
+        """Store a file at a path; ``on_bytes`` is called with the bytes sent (negative for those that are sent again)."""
+        sent, url = 0, self._url_of(check_path(path))
+
+        def count(length: int) -> None:
+            nonlocal sent
+            sent += length
+            on_bytes(length)
+
+        def write() -> None:
+            count(-sent)
+            self._write(source, url, count)
+
+        self._with_retries(write, url)
+        count(source.stat().st_size - sent)
+
+    def remove(self, path: str) -> None:
+        """Remove one object; nothing if it does not exist."""
+        url = self._url_of(check_path(path))
+        with suppress(ObjectNotFoundError):
+            self._with_retries(lambda: self._remove(url), url)
+
+    def writable(self) -> Location:
+        """This location, to write to. Raises UsageError if it takes no objects."""
+        raise UsageError(
+            f"{self.url} is read-only",
+            hint="push to a directory, gs:// or s3://; a web server can serve a directory",
+        )
 
     def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
         """Objects and names of folders, sorted: those with a plain name. Hidden files are no data: notebooks, macOS and version
@@ -269,6 +287,11 @@ class Location:
 
         return call_with_retries(once, url=url, options=self.options)
 
+    def _check_offset(self, obj: RemoteObject, offset: int) -> None:
+        self.path_of(obj)
+        if offset < 0 or (obj.size is not None and offset > obj.size):
+            raise UsageError(f"{obj.url}: offset {offset} is outside its {obj.size} bytes")
+
     def _url_of(self, path: str) -> str:
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
 
@@ -284,6 +307,14 @@ class Location:
         """The bytes of this version of an object from ``start``; ``length`` of them, or all."""
         raise NotImplementedError
 
+    def _write(self, source: Path, url: str, count: OnBytes) -> None:
+        """Store a file as the object at a URL."""
+        raise NotImplementedError
+
+    def _remove(self, url: str) -> None:
+        """Remove the object at a URL. Raises ObjectNotFoundError, or what the client has for it."""
+        raise NotImplementedError
+
 
 #: Bytes of the longest piece that `Location.open` yields.
 PIECE = 1 << 20
@@ -295,6 +326,10 @@ _FIRST_RANGE, _LARGEST_RANGE = 1 << 20, 16 << 20
 @dataclass(frozen=True)
 class StoreLocation(Location):
     """A `Location` whose client reads one range at a time; a transport adds `_range` instead of `_read`."""
+
+    def writable(self) -> Location:
+        """This location; whether the account may write is known when it does."""
+        return self
 
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
         if obj.size is None:
@@ -325,73 +360,3 @@ def find_object(location: Location, path: str) -> RemoteObject | None:
         return location.stat(path)
     except ObjectNotFoundError:
         return None
-
-
-@dataclass(frozen=True)
-class DirectoryLocation(Location):
-    """A `Location` in the file system, local or mounted. Objects are regular files; links are followed, broken links omitted.
-
-    With ``only``, listings of its top show the file of this name alone.
-    """
-
-    only: str = ""
-
-    @property
-    def shown(self) -> str:
-        return os.path.join(self.url, self.only) if self.only else self.url  # noqa: PTH118  (the path as it was given)
-
-    @classmethod
-    def from_url(cls, url: str, options: FetchOptions) -> DirectoryLocation:
-        path = url
-        if url[:7].lower() == "file://":
-            parts = urlsplit(url)
-            if parts.netloc not in ("", "localhost"):
-                message = f"{url}: file:// URLs name local files, not files of the host {parts.netloc!r}"
-                raise UsageError(message, hint="write file:///absolute/path")
-            path = unquote(parts.path)
-        if not path or "\0" in path:
-            raise UsageError(f"{url!r} is not a directory", hint="give the directory of the mirror")
-        return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
-
-    def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
-        with Path(obj.url).open("rb") as file:
-            file.seek(start)
-            left = sys.maxsize if length is None else length
-            while left:
-                # Also with the empty last piece, so that a file that is still being written is detected.
-                piece = file.read(min(PIECE, left))
-                if obj.version is not None and obj.version != _version(os.fstat(file.fileno())):
-                    message = f"{obj.url} was changed while it was being read"
-                    raise ChecksumError(message, hint="wait until the file is complete, then run the command again")
-                if not piece:
-                    return
-                left -= len(piece)
-                yield piece
-
-    def _listing(self, url: str) -> tuple[Objects, Names]:
-        objects, names = [], []
-        with os.scandir(url) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):  # a broken link, or removed since the listing
-                    status = entry.stat()
-                    if stat_flags.S_ISREG(status.st_mode):
-                        objects.append(_to_object(entry.path, status))
-                    elif stat_flags.S_ISDIR(status.st_mode):
-                        names.append(entry.name)
-        if self.only and url == self.url:
-            return [item for item in objects if item.name == self.only], []
-        return objects, names
-
-    def _describe(self, obj: RemoteObject) -> RemoteObject:
-        status = os.stat(obj.url)  # noqa: PTH116
-        if not stat_flags.S_ISREG(status.st_mode):
-            raise ObjectNotFoundError(f"{obj.url} is not a file", hint=MISSING)
-        return _to_object(obj.url, status)
-
-
-def _to_object(path: str, status: os.stat_result) -> RemoteObject:
-    return RemoteObject(path, os.path.basename(path), status.st_size, version=_version(status))  # noqa: PTH119
-
-
-def _version(found: os.stat_result) -> str:
-    return f"{found.st_mtime_ns}-{found.st_size}"

@@ -29,10 +29,9 @@ from ...errors import ChecksumError, DatasetBusyError, DiskError, FetchError, Tr
 from ...storage.checksums import Crc32c
 from ...storage.durable import hold, is_full, sync_folder, write_atomically
 from ...storage.threads import map_in_threads
-from .location import Location, RemoteObject
+from .location import Location, OnBytes, RemoteObject
 from .retries import MIN_RATE, Retry, next_retry, transient
 
-OnBytes = Callable[[int], None]
 OnRetry = Callable[[Retry], None]
 
 # In order of preference: crc32c runs at memory speed, the others at 0.5 to 2 GB/s. "git" is the id of a blob of git.

@@ -122,10 +122,11 @@ def status_error(status: int, url: str, headers: Mapping[str, str], *, explanati
 
 
 def fetch_error(error: Exception, url: str) -> RbdataError:
-    """rbdata's error for one of the system, or of a library that reads ``url``. Raises others unchanged (MemoryError, those of
-    listeners)."""
+    """rbdata's error for one of the system, or of a library that reads ``url``. Raises MemoryError unchanged."""
     if isinstance(error, RbdataError):
         return error
+    if isinstance(error, MemoryError):
+        raise error
     cause, response = reason(error), cast("Any", getattr(error, "response", None))
     kinds = {kind.__name__ for kind in type(error).__mro__}  # requests, urllib3 and botocore need not be imported
     if isinstance(error, (FileNotFoundError, NotADirectoryError, IsADirectoryError)):
@@ -146,8 +147,6 @@ def fetch_error(error: Exception, url: str) -> RbdataError:
         return status_error(response.status_code, url, response.headers, explanation=_explanation(response))
     if isinstance(error, _MALFORMED):
         return transient(f"{url}: the server's response is malformed ({type(error).__name__}: {cause})")
-    if not isinstance(error, (OSError, EOFError)) and type(error).__module__.partition(".")[0] not in _CLIENTS:
-        raise error
     hint = "check the network and the host name, or use another mirror (--mirror)"
     failure = transient(f"{url}: the server did not answer ({cause})", hint=hint)
     failure.unresolved = isinstance(_innermost(error), socket.gaierror)
@@ -160,22 +159,6 @@ _TEMPORARY = {errno.EAGAIN, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOU
 NO_LOGIN = {"NoCredentialsError", "PartialCredentialsError"}
 # Those of requests for the address of a redirect.
 _REDIRECTED = {"TooManyRedirects", "MissingSchema", "InvalidSchema", "InvalidURL"}
-# Libraries whose other errors are about the connection.
-_CLIENTS = (
-    "urllib3",
-    "http",
-    "google",
-    "botocore",
-    "aiobotocore",
-    "aiohttp",
-    "httpx",
-    "httpx2",
-    "httpcore",
-    "httpcore2",
-    "fsspec",
-    "s3fs",
-    "paramiko",
-)
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 

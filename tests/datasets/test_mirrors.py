@@ -16,7 +16,7 @@ from paths import DATA
 from rbdata.datasets import acquire
 from rbdata.datasets.acquire import download
 from rbdata.datasets.fetch import FetchOptions, open_location
-from rbdata.datasets.fetch.upload import LocalFile, open_uploader, upload
+from rbdata.datasets.fetch.upload import LocalFile, open_writable, upload
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
 from rbdata.datasets.mirrors import find_held, ls, push, remove
@@ -417,33 +417,33 @@ def test_a_dry_run(root: Path, tmp_path: Path) -> None:
 
 def test_large_files_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s3: S3Server) -> None:
     """Stored in pieces, S3 states no MD5; what it does state is worked out here, so nothing is read back."""
-    from rbdata.datasets.fetch import upload as module
+    from rbdata.datasets.fetch import fsspec_store
 
-    monkeypatch.setattr(module, "S3_PIECE", 5 << 20)
+    monkeypatch.setattr(fsspec_store, "S3_PIECE", 5 << 20)
     path = tmp_path / "large"
     path.write_bytes(bytes(range(256)) * (13 << 12))
-    uploader = open_uploader("s3://lab/large", QUICK)
+    mirror = open_writable("s3://lab/large", QUICK)
     told: list[int] = []
-    assert upload(uploader, LocalFile(path), "large", told.append)
+    assert upload(mirror, LocalFile(path), "large", told.append)
     assert sum(told) == path.stat().st_size
     tag = open_location("s3://lab/large").stat("large").version
     assert tag is not None and tag.endswith("-3") and tag == LocalFile(path).s3_tag(5 << 20)
-    assert not upload(uploader, LocalFile(path), "large")
+    assert not upload(mirror, LocalFile(path), "large")
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    assert upload(uploader, LocalFile(path), "large")
+    assert upload(mirror, LocalFile(path), "large")
 
 
 def test_gcs_files_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbdata.datasets.fetch import upload as module
+    from rbdata.datasets.fetch import gcs
 
-    monkeypatch.setattr(module, "GCS_PIECE", 1 << 18)
+    monkeypatch.setattr(gcs, "_PIECE", 1 << 18)
     path = tmp_path / "large"
     path.write_bytes(bytes(range(256)) * (9 << 12))
     told: list[int] = []
-    uploader = open_uploader("gs://lab/large", QUICK)
-    assert upload(uploader, LocalFile(path), "large", told.append)
+    mirror = open_writable("gs://lab/large", QUICK)
+    assert upload(mirror, LocalFile(path), "large", told.append)
     assert sum(told) == path.stat().st_size
-    assert not upload(uploader, LocalFile(path), "large")
+    assert not upload(mirror, LocalFile(path), "large")
 
 
 def test_removal_stays_inside_the_mirror(tmp_path):

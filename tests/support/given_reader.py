@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rbdata.datasets.fetch.location import DirectoryLocation
+from rbdata.datasets.fetch.directory import DirectoryLocation
 from rbdata.datasets.ingest import pipeline
 from rbdata.datasets.ingest.reader import Reader
 from rbdata.datasets.ingest.records import ConvertOptions, PartSpec

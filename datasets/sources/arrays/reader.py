@@ -22,7 +22,7 @@ from ....errors import DatasetExistsError, SchemaError, UsageError
 from ....storage.codecs import PLAIN
 from ....storage.episodes import EpisodeTable
 from ....storage.manifest import Manifest
-from ...fetch.location import DirectoryLocation
+from ...fetch.directory import DirectoryLocation
 from ...ingest.block import Block
 from ...ingest.estimate import expect_rows
 from ...ingest.reader import Reader

@@ -29,7 +29,7 @@ from ....storage.episodes import EpisodeTable
 from ....storage.manifest import Manifest
 from ....storage.reference_scores import OTHER_RETURNS
 from ... import user_code
-from ...fetch.location import DirectoryLocation
+from ...fetch.directory import DirectoryLocation
 from ...ingest.block import END_CUT, Block
 from ...ingest.estimate import compressed_share, expect_rows
 from ...ingest.reader import Reader

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -142,23 +141,6 @@ def test_through_a_proxy_of_the_environment(web: Proxy, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, web.url)
     location = open_location("http://somewhere.invalid/run", options=QUICK)
     assert b"".join(stream(location, location.stat("x.gz"))) == DATA
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "<" * 1_000_000,
-        "<a " * 400_000,
-        '<a href="' * 120_000,
-        "<!--" * 250_000,
-        "<a href=''" + " " * 1_000_000,
-        "".join(f"<a href=f{number}>" for number in range(20_000)),
-    ],
-)
-def test_indexes_take_time_in_proportion(page: str) -> None:
-    began = time.process_time()
-    parse_index(page, "http://host/")
-    assert time.process_time() - began < 20
 
 
 def test_comments_and_attributes_of_links() -> None:
