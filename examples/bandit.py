@@ -15,7 +15,8 @@ rbdata stores each row as an episode of one step whose action is the right label
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import rbdata
 import torch
@@ -26,15 +27,15 @@ from torch.nn import functional as F
 
 @dataclass
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    dataset: str = "openml/61"  # any table with one nominal label
-    root: str = ".demo/bandit"  # where the dataset is stored
-    updates: int = 1_000  # gradient steps
-    batch_size: int = 128  # logged choices in a batch
-    held_out: float = 0.3  # share of the rows that the policy is tested on
-    learning_rate: float = 3e-3  # of Adam
-    seed: int = 0  # of the split, the log, the network and the batches
+    dataset: Annotated[str, "any table with one nominal label"] = "openml/61"
+    root: Annotated[str, "where the dataset is stored"] = ".demo/bandit"
+    updates: Annotated[int, "gradient steps"] = 1_000
+    batch_size: Annotated[int, "logged choices in a batch"] = 128
+    held_out: Annotated[float, "share of the rows that the policy is tested on"] = 0.3
+    learning_rate: Annotated[float, "step size of Adam"] = 3e-3
+    seed: Annotated[int, "seed of the split, the log, the network and the batches"] = 0
 
 
 def main(args: Args) -> tuple[float, float]:
@@ -78,7 +79,10 @@ def main(args: Args) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     main(Args(**vars(parser.parse_args())))

@@ -12,7 +12,8 @@ knows nothing of the observation: the most frequent action, or the mean action.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import gymnasium
 import rbdata
@@ -24,17 +25,17 @@ from torch.nn import functional as F
 
 @dataclass
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    dataset: str = "D4RL/door/human-v2"  # of Minari
-    root: str = ".demo/behaviour-cloning"  # where the dataset is stored
-    env: str = ""  # an environment to try the policy in
-    play: int = 0  # episodes there
-    updates: int = 2_000  # gradient steps
-    batch_size: int = 256  # steps
-    validation: float = 0.2  # share of the episodes
-    learning_rate: float = 1e-3  # of Adam
-    seed: int = 0  # of the split, the batches and the network
+    dataset: Annotated[str, "a dataset of Minari"] = "D4RL/door/human-v2"
+    root: Annotated[str, "where the dataset is stored"] = ".demo/behaviour-cloning"
+    env: Annotated[str, "an environment to try the policy in"] = ""
+    play: Annotated[int, "episodes played there"] = 0
+    updates: Annotated[int, "gradient steps"] = 2_000
+    batch_size: Annotated[int, "steps in a batch"] = 256
+    validation: Annotated[float, "share of the episodes that the clone is tested on"] = 0.2
+    learning_rate: Annotated[float, "step size of Adam"] = 1e-3
+    seed: Annotated[int, "seed of the split, the batches and the network"] = 0
 
 
 def episode_split(dataset: rbdata.Dataset, share: float, seed: int) -> tuple[list[int], list[int]]:
@@ -116,7 +117,10 @@ def main(args: Args) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     main(Args(**vars(parser.parse_args())))

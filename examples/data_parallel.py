@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, get_type_hints
 
 import rbdata
 import torch
@@ -29,17 +30,17 @@ from torch.nn import functional as F
 
 @dataclass
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    dataset: str = "gymnasium/CartPole-v1"  # or the URL of a converted dataset
-    root: str = ".demo/data-parallel"  # where the dataset is stored, or the cache of one at a URL
-    shuffle: str = "global"  # or "blocks", for datasets at a URL
-    state: str = ""  # a file: where the last run ended
-    updates: int = 500  # gradient steps
-    batch_size: int = 128  # steps of each process
-    n_step: int = 10  # rewards summed
-    learning_rate: float = 1e-3  # of Adam
-    seed: int = 0  # of the batches; each process draws its own
+    dataset: Annotated[str, "an id, or the URL of a converted dataset"] = "gymnasium/CartPole-v1"
+    root: Annotated[str, "where the dataset is stored, or the cache of one at a URL"] = ".demo/data-parallel"
+    shuffle: Annotated[str, "global, or blocks for datasets at a URL"] = "global"
+    state: Annotated[str, "file with the place where the last run ended"] = ""
+    updates: Annotated[int, "gradient steps"] = 500
+    batch_size: Annotated[int, "steps in a batch of each process"] = 128
+    n_step: Annotated[int, "rewards summed before the value of a state is used"] = 10
+    learning_rate: Annotated[float, "step size of Adam"] = 1e-3
+    seed: Annotated[int, "seed of the batches; each process draws its own"] = 0
 
 
 def main(args: Args) -> None:
@@ -108,9 +109,13 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
+    args = parser.parse_args()
     if "RANK" not in os.environ:
         parser.error("start it with torchrun: torchrun --nproc-per-node 2 examples/data_parallel.py")
-    main(Args(**vars(parser.parse_args())))
+    main(Args(**vars(args)))

@@ -80,9 +80,9 @@ def compare(steps: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--capacity", type=int, default=2000, help="rows of a shard (1 000 000 in the public data)")
-    parser.add_argument("--work", type=Path, default=Path(".demo"))
+    parser.add_argument("--steps", type=int, default=6000, help="agent steps; four game frames each")
+    parser.add_argument("--capacity", type=int, default=2000, help="rows of a shard (1,000,000 in the public data)")
+    parser.add_argument("--work", type=Path, default=Path(".demo"), help="folder of everything that is made")
     args = parser.parse_args()
 
     shutil.rmtree(args.work, ignore_errors=True)

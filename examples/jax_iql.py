@@ -12,11 +12,11 @@ six lines.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import gymnasium
 import jax
@@ -27,20 +27,20 @@ import rbdata
 
 @dataclass(frozen=True)
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    dataset: str = "gymnasium/Pendulum-v1"  # or any with vectors, such as hopper-medium-v2
-    env: str = "Pendulum-v1"  # what the policy is tried in; empty: nowhere
-    root: str = ".demo/iql"  # where the dataset is stored: that of iql.py
-    steps: int = 20_000  # recorded, for a gymnasium/... dataset
-    updates: int = 8_000  # gradient steps of each network
-    batch_size: int = 256  # transitions
-    gamma: float = 0.99  # discount
-    expectile: float = 0.8  # of the value: 0.5 is the mean of the data, 1 the best action in it
-    temperature: float = 3.0  # weight of an action: exp(temperature * advantage / scale of rewards)
-    learning_rate: float = 1e-3  # of Adam
-    seed: int = 0  # of the recording, the batches and the networks
-    eval_episodes: int = 10  # episodes of the evaluation
+    dataset: Annotated[str, "any dataset with vectors, such as hopper-medium-v2"] = "gymnasium/Pendulum-v1"
+    env: Annotated[str, "environment in which the policy is tried; empty: none"] = "Pendulum-v1"
+    root: Annotated[str, "where the dataset is stored, the same as in iql.py"] = ".demo/iql"
+    steps: Annotated[int, "steps recorded, for a gymnasium/... dataset"] = 20_000
+    updates: Annotated[int, "gradient steps of each network"] = 8_000
+    batch_size: Annotated[int, "transitions in a batch"] = 256
+    gamma: Annotated[float, "discount"] = 0.99
+    expectile: Annotated[float, "expectile of the value: 0.5 is the mean of the data, 1 the best action in it"] = 0.8
+    temperature: Annotated[float, "weight of an action: exp(temperature * advantage / scale of rewards)"] = 3.0
+    learning_rate: Annotated[float, "step size of Adam"] = 1e-3
+    seed: Annotated[int, "seed of the recording, the batches and the networks"] = 0
+    eval_episodes: Annotated[int, "episodes of the evaluation"] = 10
 
 
 def mlp(key: Any, inputs: int, outputs: int) -> list[dict[str, jax.Array]]:
@@ -146,7 +146,10 @@ def main(args: Args) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     main(Args(**vars(parser.parse_args())))

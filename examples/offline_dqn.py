@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, get_type_hints
 
 import gymnasium
 import numpy as np
@@ -28,21 +29,21 @@ from torch.nn import functional as F
 
 @dataclass
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    root: str = ".demo/offline-dqn"  # where the dataset lies
-    steps: int = 30_000  # recorded
-    epsilon: float = 0.6  # share of random actions in the data
-    seed: int = 1  # of the recording, the batches, the network and the evaluation
-    updates: int = 9_000  # gradient steps
-    batch_size: int = 256  # transitions
-    n_step: int = 3  # rewards summed before the value of a state is used
-    gamma: float = 0.99  # discount
-    learning_rate: float = 5e-4  # of Adam
-    target_every: int = 250  # updates between two copies into the target network
-    conservative: float = 0.5  # weight of the CQL term; 0 is plain double DQN
-    eval_every: int = 3_000  # updates between two evaluations
-    eval_episodes: int = 20  # episodes of an evaluation
+    root: Annotated[str, "where the dataset is stored"] = ".demo/offline-dqn"
+    steps: Annotated[int, "steps recorded"] = 30_000
+    epsilon: Annotated[float, "share of random actions in the data"] = 0.6
+    seed: Annotated[int, "seed of the recording, the batches, the network and the evaluation"] = 1
+    updates: Annotated[int, "gradient steps"] = 9_000
+    batch_size: Annotated[int, "transitions in a batch"] = 256
+    n_step: Annotated[int, "rewards summed before the value of a state is used"] = 3
+    gamma: Annotated[float, "discount"] = 0.99
+    learning_rate: Annotated[float, "step size of Adam"] = 5e-4
+    target_every: Annotated[int, "updates between two copies into the target network"] = 250
+    conservative: Annotated[float, "weight of the CQL term; 0 is plain double DQN"] = 0.5
+    eval_every: Annotated[int, "updates between two evaluations"] = 3_000
+    eval_episodes: Annotated[int, "episodes of an evaluation"] = 20
 
 
 def mixed(observation: np.ndarray) -> int:
@@ -130,7 +131,10 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     main(Args(**vars(parser.parse_args())))

@@ -11,8 +11,9 @@ memory; `buffer.dumps` writes a checkpoint of storage, priorities and the positi
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, get_type_hints
 
 import gymnasium
 import numpy as np
@@ -25,20 +26,20 @@ from torch.nn import functional as F
 
 @dataclass
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    folder: str = ".demo/online-dqn"  # of the storage and the checkpoint
-    resume: bool = False  # go on from the checkpoint
-    steps: int = 20_000  # of the environment
-    capacity: int = 50_000  # steps in the buffer
-    batch_size: int = 128  # transitions
-    gamma: float = 0.97  # discount
-    learning_rate: float = 1e-3  # of Adam
-    learn_after: int = 500  # steps before the first update
-    update_every: int = 2  # steps between two updates
-    target_every: int = 250  # updates between two copies into the target network
-    explore: int = 2_000  # steps until the share of random actions has fallen from 1 to 0.05
-    seed: int = 0  # of the environment, the exploration, the batches and the network
+    folder: Annotated[str, "folder of the storage and the checkpoint"] = ".demo/online-dqn"
+    resume: Annotated[bool, "go on from the checkpoint"] = False
+    steps: Annotated[int, "steps of the environment"] = 20_000
+    capacity: Annotated[int, "steps in the buffer"] = 50_000
+    batch_size: Annotated[int, "transitions in a batch"] = 128
+    gamma: Annotated[float, "discount"] = 0.97
+    learning_rate: Annotated[float, "step size of Adam"] = 1e-3
+    learn_after: Annotated[int, "steps before the first update"] = 500
+    update_every: Annotated[int, "steps between two updates"] = 2
+    target_every: Annotated[int, "updates between two copies into the target network"] = 250
+    explore: Annotated[int, "steps until the share of random actions has fallen from 1 to 0.05"] = 2_000
+    seed: Annotated[int, "seed of the environment, the exploration, the batches and the network"] = 0
 
 
 def make_buffer(args: Args) -> rbdata.TensorDictReplayBuffer:
@@ -119,11 +120,11 @@ def main(args: Args) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        flag = f"--{option.name.replace('_', '-')}"
-        if isinstance(option.default, bool):
-            parser.add_argument(flag, action="store_true")
-        else:
-            parser.add_argument(flag, type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        how = {"action": "store_true"} if isinstance(default, bool) else {"type": type(default), "default": default}
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
     main(Args(**vars(parser.parse_args())))

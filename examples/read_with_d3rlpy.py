@@ -13,7 +13,8 @@ final observation of an episode, which rbdata stores, has no place there: the co
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated, get_type_hints
 
 import numpy as np
 import rbdata
@@ -21,12 +22,12 @@ import rbdata
 
 @dataclass
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    dataset: str = "gymnasium/CartPole-v1"
-    root: str = ".demo/d3rlpy"  # where the dataset is stored
-    updates: int = 1_000  # gradient steps of d3rlpy's algorithm: DiscreteCQL or CQL
-    out: str = ""  # write the arrays to this .npz file
+    dataset: Annotated[str, "any dataset of vectors or frames"] = "gymnasium/CartPole-v1"
+    root: Annotated[str, "where the dataset is stored"] = ".demo/d3rlpy"
+    updates: Annotated[int, "gradient steps of d3rlpy's algorithm: DiscreteCQL or CQL"] = 1_000
+    out: Annotated[str, "write the arrays to this .npz file"] = ""
 
 
 def mdp_arrays(dataset: rbdata.Dataset) -> dict[str, np.ndarray]:
@@ -77,7 +78,10 @@ def train(arrays: dict[str, np.ndarray], updates: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     main(Args(**vars(parser.parse_args())))

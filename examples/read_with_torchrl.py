@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
 
 import rbdata
 from tensordict import TensorDict
@@ -21,13 +21,13 @@ from tensordict import TensorDict
 
 @dataclass
 class Args:
-    """One line for each option; all of them are flags."""
+    """The options, each with its help."""
 
-    dataset: str = "gymnasium/CartPole-v1"
-    root: str = ".demo/torchrl"  # where the dataset is stored
-    batch_size: int = 256  # steps: slices of slice_len
-    slice_len: int = 16  # steps of a slice
-    batches: int = 100  # drawn by each
+    dataset: Annotated[str, "any dataset of vectors or frames"] = "gymnasium/CartPole-v1"
+    root: Annotated[str, "where the dataset is stored"] = ".demo/torchrl"
+    batch_size: Annotated[int, "steps in a batch of slices"] = 256
+    slice_len: Annotated[int, "steps of a slice"] = 16
+    batches: Annotated[int, "batches drawn by each library"] = 100
 
 
 def torchrl_buffer(args: Args, data: TensorDict) -> Any:
@@ -70,7 +70,10 @@ def main(args: Args) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for option in fields(Args):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    for name, hint in get_type_hints(Args, include_extras=True).items():
+        default, text = getattr(Args, name), hint.__metadata__[0]
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text)
     main(Args(**vars(parser.parse_args())))

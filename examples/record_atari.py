@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--capacity", type=int, default=2000, help="rows of the ring, so rows of a shard")
     parser.add_argument("--out", type=Path, default=Path(".demo/bucket"), help="root of the mirror")
     parser.add_argument("--no-final", action="store_true", help="skip the last, partly stale checkpoint")
-    parser.add_argument("--gzip-level", type=int, default=6)
+    parser.add_argument("--gzip-level", type=int, default=6, help="1 (fast) to 9 (small)")
     parser.add_argument("--frames-only", type=Path, metavar="OUT.npy", help="save only frames, uint8 [steps, 84, 84]")
     args = parser.parse_args()
 

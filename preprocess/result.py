@@ -180,9 +180,9 @@ def complete(
     return columns
 
 
-def _first(wrong: torch.Tensor) -> int | None:
-    """The first row of which a bit is set."""
-    return int(wrong.nonzero()[0, 0]) if bool(wrong.any()) else None
+def _first(mask: torch.Tensor) -> int | None:
+    """Return the first row whose bit is set; None if there is none."""
+    return int(mask.nonzero()[0, 0]) if bool(mask.any()) else None
 
 
 # -- all results are alike, and as they would be read ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import MissingExtraError, ReadOnlyError
 from .dataset import Dataset
-from .replay import DatasetStorage as OwnStorage
+from .replay import DatasetStorage
 
 
 @cache
@@ -31,7 +31,7 @@ def storage_class() -> type:
 
     import torch
 
-    class DatasetStorage(TensorStorage):
+    class DatasetTensorStorage(TensorStorage):
         """TorchRL's samplers ask for ``storage[:][key]``, which is one leaf of the dataset, and for rows."""
 
         _is_full = True
@@ -54,10 +54,10 @@ def storage_class() -> type:
             )
 
         def state_dict(self) -> dict[str, Any]:
-            return OwnStorage(self.dataset).state_dict()
+            return DatasetStorage(self.dataset).state_dict()
 
         def load_state_dict(self, state: dict[str, Any]) -> None:
-            OwnStorage(self.dataset).load_state_dict(state)
+            DatasetStorage(self.dataset).load_state_dict(state)
 
         def dumps(self, path: Any) -> None:
             Path(path).mkdir(exist_ok=True)
@@ -67,6 +67,6 @@ def storage_class() -> type:
             self.load_state_dict(json.loads(Path(path, "dataset.json").read_text()))
 
         def __repr__(self) -> str:
-            return f"DatasetStorage({self.dataset!r})"
+            return f"DatasetTensorStorage({self.dataset!r})"
 
-    return DatasetStorage
+    return DatasetTensorStorage

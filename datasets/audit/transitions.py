@@ -26,7 +26,7 @@ def same_rows(first: Array, second: Array) -> Array:
     return every(equal)
 
 
-class _Chain:
+class _StateChain:
     """Whether the successors of one observation leaf are the states of the following steps."""
 
     def __init__(self, name: str, unchained: bool) -> None:
@@ -75,7 +75,7 @@ class Transitions:
     def __init__(
         self, leaves: Leaves, table: EpisodeTable, usual: Mapping[str, Usual], unchained: Collection[str]
     ) -> None:
-        self._chains = [_Chain(name, name in unchained) for name in leaves.observations]
+        self._chains = [_StateChain(name, name in unchained) for name in leaves.observations]
         self._table, self._alone, self.steps = table, not leaves.frames, 0
         self._usual = usual
         #: Whether all observations are counts, choices or pixels: these stand still more often than measured numbers.

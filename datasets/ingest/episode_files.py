@@ -292,7 +292,7 @@ class EpisodesUnit(Unit):
         remove_tree(raw_folder)
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        reader, episodes = self.reader, _Episodes(self.options)
+        reader, episodes = self.reader, _CheckedEpisodes(self.options)
         objects, every, fetched, retries = list[dict[str, Any]](), list(self.group.objects), self.fetched, 0
         for raws in [every] if reader.joined else [[raw] for raw in every]:
             streams = [None if reader.whole else CountedStream(raw.location, raw.item) for raw in raws]
@@ -318,7 +318,7 @@ class EpisodesUnit(Unit):
         yield Block({}, done=self.rows, fetched=fetched, retries=retries, record=record)
 
 
-class _Episodes:
+class _CheckedEpisodes:
     """Makes blocks of the episodes of a group, which must all have the columns of the first."""
 
     def __init__(self, options: ConvertOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import socket
@@ -28,6 +29,22 @@ def one_thread(monkeypatch) -> Iterator[None]:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as torchrun sets it
     yield
     torch.set_num_threads(threads)
+
+
+def test_every_option_of_every_example_has_a_help_text():
+    options = 0
+    for path in EXAMPLES.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name == "Args":
+                for field in node.body:
+                    if isinstance(field, ast.AnnAssign):
+                        options += 1
+                        assert ast.unparse(field.annotation).startswith("Annotated["), (
+                            f"{path.name}: {ast.unparse(field)}"
+                        )
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "parser.add_argument":
+                assert "help" in {keyword.arg for keyword in node.keywords}, f"{path.name}: {ast.unparse(node)}"
+    assert options > 50
 
 
 def test_programs_in_the_checkout_find_other_packages_called_datasets(tmp_path):

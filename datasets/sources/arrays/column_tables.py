@@ -96,7 +96,7 @@ def _batches(path: Path) -> tuple[Iterator[Any], Any]:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _ArrowColumn:
     """A column of numbers, or of lists of them that are of one length."""
 
     column: Any
@@ -127,7 +127,7 @@ def _table(rows: Any, schema: Any, name: str) -> Table:
             continue
         found = _column(rows.column(field.name), f"{name}: {field.name}")
         is_row = ROW_OF_ONE in (field.metadata or {})
-        table.values[field.name] = _Column(found.column, found.dtype, (*found.shape, 1)) if is_row else found
+        table.values[field.name] = _ArrowColumn(found.column, found.dtype, (*found.shape, 1)) if is_row else found
     if EXPORTED in (schema.metadata or {}):  # a leaf is one column there, also one named agent_0
         table.values.pop("step", None)  # the step's number in its episode, which follows from the rows
     else:
@@ -144,7 +144,7 @@ def _holds_numbers(kind: Any) -> bool:
     return is_number(types, kind)
 
 
-def _column(column: Any, where: str) -> _Column:
+def _column(column: Any, where: str) -> _ArrowColumn:
     """A column of numbers (``pyarrow.ChunkedArray``)."""
     from pyarrow import compute, types
 
@@ -154,7 +154,7 @@ def _column(column: Any, where: str) -> _Column:
             row = compute.index(flat.is_null(), True).as_py() // max(1, int(np.prod(shape[1:])))
             raise CorruptSourceError(f"{where} of row {row} is empty", hint="fill it, or leave the row out")
         if is_number(types, flat.type):
-            return _Column(column, number_dtype(flat.type), tuple(shape))
+            return _ArrowColumn(column, number_dtype(flat.type), tuple(shape))
         if types.is_fixed_size_list(flat.type):
             shape.append(flat.type.list_size)
         else:

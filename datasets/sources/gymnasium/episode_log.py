@@ -39,7 +39,7 @@ class LoggedSteps:
     rewards: np.ndarray
 
 
-class _Record(NamedTuple):
+class _LogRecord(NamedTuple):
     """Where the rows of a record lie, and its head."""
 
     offset: int
@@ -55,8 +55,8 @@ class EpisodeLog:
 
     def __init__(self, path: Path, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._open_records = defaultdict[int, list[_Record]](list)
-        self._kept: list[_Record] = []
+        self._open_records = defaultdict[int, list[_LogRecord]](list)
+        self._kept: list[_LogRecord] = []
         #: Steps and episodes of whole episodes.
         self.counts = (0, 0)
         self._file: BinaryIO = path.open("r+b" if path.exists() else "w+b")
@@ -77,7 +77,7 @@ class EpisodeLog:
         except BaseException:  # a full disk, Ctrl-C: the next record must not follow half a record
             self._file.truncate(start)
             raise
-        self._add(_Record(start + _HEAD.size, *facts))
+        self._add(_LogRecord(start + _HEAD.size, *facts))
 
     def close(self) -> None:
         """Close the file; the records stay."""
@@ -99,7 +99,7 @@ class EpisodeLog:
             rewards = np.frombuffer(data, "<f8", record.steps, at)
             yield LoggedSteps(env, bool(record.begins), record.end, rows, rewards)
 
-    def _add(self, record: _Record) -> None:
+    def _add(self, record: _LogRecord) -> None:
         episode = self._open_records[record.env]
         if record.begins:
             episode.clear()
@@ -114,7 +114,7 @@ class EpisodeLog:
         sound, size = 0, os.fstat(self._file.fileno()).st_size
         while len(head := self._file.read(_HEAD.size)) == _HEAD.size:
             crc, *facts = _HEAD.unpack(head)
-            record = _Record(self._file.tell(), *facts)
+            record = _LogRecord(self._file.tell(), *facts)
             if record.stored > size - record.offset:
                 break
             if crc32c(head[8:] + self._file.read(record.stored)).encode() != crc:

@@ -81,7 +81,7 @@ class PolicyUnit(Unit):
             yield Block({}, place=(0, 0), record=about, done=self.rows)
 
 
-class _Copy(Lane):
+class _EnvLane(Lane):
     """One of the environments that are stepped together, and the steps and episodes that it has still to make."""
 
     env: Any
@@ -103,7 +103,7 @@ class _Recording:
         self.values = LeafRows(task.made.id, space_json(envs[0].observation_space))
         self.outside = 0  # actions beyond the bounds of their Box
         room = block_rows(task.columns, len(envs))
-        self._lanes = [_Copy(n, self.values, task.observation, task.action, room) for n in range(len(envs))]
+        self._lanes = [_EnvLane(n, self.values, task.observation, task.action, room) for n in range(len(envs))]
         for lane, env in zip(self._lanes, envs):
             lane.env = env
             lane.steps_left = _share(task.given["steps"], len(envs), lane.number)
@@ -136,7 +136,7 @@ class _Recording:
                 yield Block({}, place=(0, 0), done=self._counted())
         yield from self._rows()
 
-    def _step(self, lane: _Copy, action: Any, observations: list[Any]) -> int:
+    def _step(self, lane: _EnvLane, action: Any, observations: list[Any]) -> int:
         """Step an environment; returns how its episode ends, 0 if it goes on."""
         try:
             observation, reward, end = step_results(lane.env.step(action))
@@ -150,7 +150,7 @@ class _Recording:
         observations[lane.number] = self._kept(observation)
         return end
 
-    def _reset(self, lane: _Copy, **arguments: Any) -> Any:
+    def _reset(self, lane: _EnvLane, **arguments: Any) -> Any:
         try:
             observation = first_observation(lane.env.reset(**arguments))
             if lane.is_active:

@@ -92,7 +92,7 @@ class LogUnit(Unit):
         yield Block({}, place=(0, 0), record=about, done=done)
 
 
-class _Episode(Lane):
+class _OpenEpisode(Lane):
     """The episode of one environment that is being recorded."""
 
     log: EpisodeLog
@@ -180,7 +180,7 @@ class Tape:
             self._held = stack.pop_all()
         self._values = LeafRows(reader.title, reader.spaces["observation"])
         room = block_rows(reader.columns, count, _PIECE_BYTES)
-        self.lanes = [_Episode(n, self._values, reader.observation, reader.action, room) for n in range(count)]
+        self.lanes = [_OpenEpisode(n, self._values, reader.observation, reader.action, room) for n in range(count)]
         for lane in self.lanes:
             lane.log = self.log
 
@@ -217,7 +217,7 @@ class Tape:
         self._held.close()
 
 
-class _Recorder:
+class _RecorderBase:
     """What the recorders of one environment and of several have in common."""
 
     env: Any
@@ -254,7 +254,7 @@ class _Recorder:
         return False
 
 
-class Recorder(_Recorder, gymnasium.Wrapper[Any, Any, Any, Any]):
+class Recorder(_RecorderBase, gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper that records what happens in an environment, as the dataset ``gymnasium/ID`` (with a name ``ID@NAME``).
 
     For an environment without an id, the dataset is ``my/NAME``. ``close``, or the end of a ``with`` block, makes the dataset;
@@ -322,7 +322,7 @@ class Recorder(_Recorder, gymnasium.Wrapper[Any, Any, Any, Any]):
 Recorder.__new__.__signature__ = signature(Recorder.__init__)  # type: ignore[attr-defined]
 
 
-class VectorRecorder(_Recorder, gymnasium.vector.VectorWrapper):
+class VectorRecorder(_RecorderBase, gymnasium.vector.VectorWrapper):
     """`Recorder` of a vector environment, made by it."""
 
     def __init__(self, env: gymnasium.vector.VectorEnv, **options: Any) -> None:

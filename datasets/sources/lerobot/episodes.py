@@ -55,13 +55,13 @@ class LerobotEpisodes(EpisodeReader):
         """The episodes, in order, each with the file that holds its rows."""
         files = {raw.name.removeprefix(self.prefix): raw for raw in raws}
         pixels = {feature.name: DEPTH if feature.depth else COLOUR for feature in self.columns.values()}
-        table: _Table | None = None
+        table: _DataFile | None = None
         videos: dict[str, Video] = {}
         try:
             for one in self.listed:
                 raw = files[one.data]
                 if table is None or table.name != raw.name:
-                    table = _Table(raw)
+                    table = _DataFile(raw)
                 for key, span in one.videos.items():
                     if key not in videos or videos[key].name != span.path:
                         if key in videos:
@@ -76,7 +76,7 @@ class LerobotEpisodes(EpisodeReader):
             for video in videos.values():
                 video.close()
 
-    def _episode(self, one: ListedEpisode, table: _Table, videos: Mapping[str, Video], raw: RawInput) -> Episode:
+    def _episode(self, one: ListedEpisode, table: _DataFile, videos: Mapping[str, Video], raw: RawInput) -> Episode:
         where = f"{one.data}: episode {one.number}"
         low, high = table.rows_of(one.number, one.length, where)
         flags = [name for name in self.names if name.startswith("next.")]
@@ -148,7 +148,7 @@ class LerobotEpisodes(EpisodeReader):
         shape = (*(self.size or video.shape[:2]), video.shape[2])
         return LazyRows("float32" if feature.depth else "uint8", shape, blocks())
 
-    def _pictures(self, feature: LeRobotFeature, table: _Table, low: int, high: int, where: str) -> LazyRows:
+    def _pictures(self, feature: LeRobotFeature, table: _DataFile, low: int, high: int, where: str) -> LazyRows:
         place = f"{where}: {feature.name}"
         pictures = (decode_picture(data, place) for data in table.bytes_of(feature.name, low, high, place))
         first = next(pictures)
@@ -212,7 +212,7 @@ def _end(
 # -- rows ----------------------------------------------------------------------------------------------------------------
 
 
-class _Table:
+class _DataFile:
     """A data file, and where the rows of its episodes lie."""
 
     def __init__(self, raw: RawInput) -> None:

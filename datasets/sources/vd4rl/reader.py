@@ -94,9 +94,11 @@ class Hdf5Shard(EpisodeReader):
             shape, images = tuple(frames.shape[1:]), ChunkedRows(frames, raw.name)
             arrays = {key: ChunkedRows(one, raw.name).all() for key, one in found.items()}
             types = arrays.pop("step_type")
-            wrong = ~np.isin(types, (_FIRST, 1, _LAST))
-            if types.ndim != 1 or wrong.any():
-                what = f"{types[wrong][0]} in row {int(wrong.argmax())}" if types.ndim == 1 else "more than one number"
+            unknown = ~np.isin(types, (_FIRST, 1, _LAST))
+            if types.ndim != 1 or unknown.any():
+                what = (
+                    f"{types[unknown][0]} in row {int(unknown.argmax())}" if types.ndim == 1 else "more than one number"
+                )
                 raise CorruptSourceError(f"{raw.name}: step_type is 0, 1 or 2 for each row, here it is {what}")
             edges = {0, *np.flatnonzero(types == _FIRST), *(np.flatnonzero(types == _LAST) + 1), len(types)}
             for low, high in pairwise(map(int, sorted(edges))):

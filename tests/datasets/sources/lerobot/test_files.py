@@ -24,7 +24,7 @@ from rbdata.datasets.ingest.episode_files import RawInput
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.sources.lerobot import episodes as lerobot_episodes
 from rbdata.datasets.sources.lerobot import reader as lerobot_reader
-from rbdata.datasets.sources.lerobot.episodes import _Table
+from rbdata.datasets.sources.lerobot.episodes import _DataFile
 from rbdata.datasets.sources.lerobot.source import LerobotSource
 from rbdata.errors import ChecksumError, CorruptSourceError, MissingExtraError, ObjectNotFoundError, UsageError
 from rbdata.testing import dataset_content
@@ -109,7 +109,7 @@ def test_units_share_files_and_processes_change_nothing(raw, tmp_path, small_uni
 def test_a_data_file_of_a_download_is_opened_once(raw, tmp_path, monkeypatch):
     """Its name in a mirror begins with that of the dataset; episodes name it from there on."""
     opened = []
-    monkeypatch.setattr(lerobot_episodes, "_Table", lambda raw: opened.append(raw.name) or _Table(raw))
+    monkeypatch.setattr(lerobot_episodes, "_DataFile", lambda raw: opened.append(raw.name) or _DataFile(raw))
     shutil.copytree(raw, tmp_path / "some" / "toy")
     job: Any = LerobotSource().open("some/toy", open_location(str(tmp_path)), ConvertOptions())
     for group in job.groups:
