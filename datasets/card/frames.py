@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -239,17 +238,11 @@ def encode_video(dataset: Dataset, episodes: Sequence[int] = ()) -> bytes:
     ]
     pictures = (enlarged(one, _SHEET_SIDE) for one in read_pictures(dataset, leaf, steps))
     first = next(pictures)
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "video.mp4"
-        writer = VideoWriter(path, first.height, first.width, _RATE)
-        try:
-            for image in chain([first], pictures):
-                writer.write(np.asarray(image.convert("RGB"))[None])
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-        return path.read_bytes()
+    file = BytesIO()
+    with closing(VideoWriter(file, first.height, first.width, _RATE)) as writer:
+        for image in chain([first], pictures):
+            writer.write(np.asarray(image.convert("RGB"))[None])
+    return file.getvalue()
 
 
 def describe_strip(dataset: Dataset, strip: Strip) -> str:

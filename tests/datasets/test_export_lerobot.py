@@ -362,17 +362,15 @@ def test_without_the_extra_for_video(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("suffix", [".mp4", ".parquet"])
 def test_a_full_disk(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there stays, nothing is left beside it, and a second try succeeds."""
-    from rbdata.datasets.formats.video import OutputFile
-
     dataset = make(episodes(pixels=True, state=(3,)))
     kept = export(dataset, tmp_path / "out", fps=5)
-    begin = OutputFile.__init__
+    begin = Path.open
     with monkeypatch.context() as patch:
 
-        def on_full_disk(file: OutputFile, path: Path) -> None:
-            begin(file, Path("/dev/full") if path.suffix == suffix else path)
+        def on_full_disk(path: Path, *mode: Any, **how: Any) -> Any:
+            return begin(Path("/dev/full") if path.suffix == suffix else path, *mode, **how)
 
-        patch.setattr(OutputFile, "__init__", on_full_disk)
+        patch.setattr(Path, "open", on_full_disk)
         with pytest.raises(DiskError, match="the disk is full"):
             export(dataset, tmp_path / "out", force=True)
     assert json.loads((kept / "meta" / "info.json").read_text())["fps"] == 5
