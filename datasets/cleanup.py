@@ -30,7 +30,7 @@ from .ingest.raw_files import FOLDER as RAW_FOLDER
 
 Kind = Literal["unfinished", "replaced", "lock", "part", "raw", "empty"]
 _BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|old|lock(?:\.\w+)?)")
-_INSIDE = re.compile(r".+\.part(?:\.json(?:\.new)?)?|rbdata\.json\.tmp")
+_INSIDE = re.compile(r".+\.part(?:\.json(?:\.tmp)?|\.lock)?|rbdata\.json\.tmp")
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -114,25 +112,3 @@ def write_at(descriptor: int, data: Any, at: int) -> None:
     while left:
         written = os.pwrite(descriptor, left, at)
         left, at = left[written:], at + written
-
-
-def hold(path: Path, flags: int) -> int | None:
-    """Open a path and lock it (``flock``); None while another process has it. The system releases the lock when the
-    descriptor is closed, or the process ends, however it ends. Links are not followed.
-
-    Raises OSError as `os.open` does, and on a file system without such locks.
-    """
-    while True:
-        held = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.lstat(path), os.fstat(held)):
-                    return held
-        except BlockingIOError:
-            os.close(held)
-            return None
-        except BaseException:
-            os.close(held)
-            raise
-        os.close(held)  # whoever had the lock removed or renamed it meanwhile

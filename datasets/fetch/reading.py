@@ -8,7 +8,7 @@ the bytes received and ``<path>.part.json`` identifies the object:
 
 ``sum`` is the checksum of the first ``kept`` bytes. If the location states no checksum, a change of the part between two
 processes would go unnoticed, so bytes beyond ``kept`` are fetched again. Both files are removed when ``<path>`` is complete.
-The writing process locks ``<path>.part`` (flock).
+The writing process holds the lock ``<path>.part.lock``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ...errors import ChecksumError, DatasetBusyError, DiskError, FetchError, TransientFetchError
+from ...errors import ChecksumError, DiskError, FetchError, TransientFetchError
 from ...storage.checksums import Crc32c
-from ...storage.durable import hold, is_full, sync_folder, write_atomically
+from ...storage.durable import is_full, sync_folder, write_atomically
+from ...storage.lock import WriterLock
 from ...storage.threads import map_in_threads
 from .location import Location, OnBytes, RemoteObject
 from .retries import MIN_RATE, Retry, next_retry, transient
@@ -187,8 +187,10 @@ def read_ahead(iterable: Iterable[T], depth: int) -> Generator[T, None, None]:
             del item  # it would stay in memory until the next one arrives
 
 
-FORMAT = 1
-BLOCK = 1 << 20
+#: What `fetch_to_file` has beside a file: the bytes received, their record, and the lock of the process that writes them.
+_PART, _RECORD, _LOCK = ".part", ".part.json", ".part.lock"
+_FORMAT = 1
+_BLOCK = 1 << 20
 #: Bytes after which the record of a part is updated.
 RECORD_BYTES = 16 << 20
 
@@ -209,7 +211,7 @@ def fetch_to_file(
     """
     path = Path(path)
     obj = pin(location, obj)
-    with _open_part(_part(path)) as part:
+    with _lock_of(path), _open_part(path) as part:
         verifier = _resume(path, obj, part)
         if on_resume is not None and verifier.size:
             on_resume(verifier.size)
@@ -219,9 +221,9 @@ def fetch_to_file(
                 _receive(location, obj, path, part, verifier, on_bytes)
                 break
             except ChecksumError:
-                _record(path).unlink(missing_ok=True)  # first, as a part without a record is never resumed
+                _beside(path, _RECORD).unlink(missing_ok=True)  # first, as a part without a record is never resumed
                 if not kept:
-                    _part(path).unlink(missing_ok=True)
+                    _beside(path, _PART).unlink(missing_ok=True)
                     raise
                 # The earlier process's bytes may be wrong (after a crash of the machine): start over.
                 part.truncate(0)
@@ -231,8 +233,8 @@ def fetch_to_file(
                     raise
                 hint = "free some space and run the same command again: it continues"
                 raise DiskError(f"{path}: the disk is full; no space for {obj.url}", hint=hint) from error
-        _part(path).replace(path)
-        _record(path).unlink(missing_ok=True)
+        _beside(path, _PART).replace(path)
+        _beside(path, _RECORD).unlink(missing_ok=True)
         sync_folder(path.parent)
     found = {verifier.algorithm: verifier.checksum or ""}
     return replace(obj, size=verifier.size, checksums={**obj.checksums, **found})
@@ -244,7 +246,7 @@ def _resume(path: Path, obj: RemoteObject, part: IO[bytes]) -> Verifier:
     start = resumable_bytes(record, obj, present)
     part.seek(0)
     while verifier.size < start:
-        verifier.update(part.read(min(BLOCK, start - verifier.size)))
+        verifier.update(part.read(min(_BLOCK, start - verifier.size)))
     if not obj.checksums and record.get("sum") != verifier.checksum:
         verifier = Verifier(obj)
     if present > verifier.size:
@@ -279,7 +281,7 @@ def _receive(
 
 def resumable_bytes(record: Mapping[str, Any], obj: RemoteObject, present: int) -> int:
     """How many of the `present` bytes of a part can be resumed for this object: all, those recorded, or none."""
-    if record.get("format") != FORMAT or (obj.size is not None and present > obj.size):
+    if record.get("format") != _FORMAT or (obj.size is not None and present > obj.size):
         return 0
     same_version = record.get("url") == obj.url and obj.version is not None and record.get("version") == obj.version
     # A copy on another mirror is the same object if its checksum is the same.
@@ -296,57 +298,42 @@ def resumable_bytes(record: Mapping[str, Any], obj: RemoteObject, present: int) 
 
 def bytes_there(path: Path) -> int:
     """Bytes of the file at ``path``, or of its part: what the next `fetch_to_file` may keep."""
-    for file in (path, _part(path)):
+    for file in (path, _beside(path, _PART)):
         if file.is_file():
             return file.stat().st_size
     return 0
 
 
-def is_being_fetched(part: Path) -> bool:
-    """Whether a process is writing this ``.part`` file, or that of this ``.part.json``."""
-    part = part.with_name(part.name.partition(".part")[0] + ".part")
-    try:
-        held = hold(part, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    if held is not None:
-        os.close(held)
-    return held is None
+def is_being_fetched(left: Path) -> bool:
+    """Whether a process is fetching the file beside which it has this one (``.part``, ``.part.json``, ``.part.lock``)."""
+    return _lock_of(left.with_name(left.name.rpartition(_PART)[0])).is_held()
 
 
 def discard_part(path: Path) -> None:
     """Remove the files beside a finished ``path`` that a fetch leaves if it is killed at its very end."""
-    for file in (_record(path), _record(path).with_suffix(".json.tmp"), _part(path)):
-        file.unlink(missing_ok=True)
+    for suffix in (_RECORD, _RECORD + ".tmp", _PART, _LOCK):
+        _beside(path, suffix).unlink(missing_ok=True)
 
 
-# -- the part and its record -----------------------------------------------------------------------------------------
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
 
 
-def _part(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
+def _lock_of(path: Path) -> WriterLock:
+    return WriterLock(_beside(path, _LOCK), str(path))
 
 
-def _record(path: Path) -> Path:
-    return path.with_name(path.name + ".part.json")
-
-
-def _open_part(part: Path) -> IO[bytes]:
+def _open_part(path: Path) -> IO[bytes]:
+    part = _beside(path, _PART)
     if part.is_symlink():
         part.unlink()
-    held = hold(part, os.O_RDWR | os.O_APPEND | os.O_CREAT)
-    if held is not None:
-        return os.fdopen(held, "a+b", buffering=0)
-    message = f"another process is fetching to {part.with_suffix('')}"
-    busy = DatasetBusyError(message, hint="wait for it to finish, or stop it")
-    busy.is_held = partial(is_being_fetched, part)
-    raise busy
+    return part.open("a+b", buffering=0)
 
 
 def _read_record(path: Path) -> dict[str, Any]:
     """The record; empty if it is missing or invalid: the part is fetched again."""
     try:
-        record = json.loads(_record(path).read_bytes())
+        record = json.loads(_beside(path, _RECORD).read_bytes())
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}
@@ -354,7 +341,7 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 def _write_record(path: Path, obj: RemoteObject, verifier: Verifier) -> None:
     record = {
-        "format": FORMAT,
+        "format": _FORMAT,
         "url": obj.url,
         "size": obj.size,
         "version": obj.version,
@@ -362,4 +349,4 @@ def _write_record(path: Path, obj: RemoteObject, verifier: Verifier) -> None:
         "kept": verifier.size,
         "sum": verifier.checksum,
     }
-    write_atomically(_record(path), json.dumps(record).encode())
+    write_atomically(_beside(path, _RECORD), json.dumps(record).encode())
