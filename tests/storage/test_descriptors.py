@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import rbdata
+from processes import run_forked
 
 
 def make(root: Path, number: int) -> Path:
@@ -22,15 +20,13 @@ def test_a_mixture_of_more_datasets_than_files_may_be_open(tmp_path: Path) -> No
     for number in range(40):
         make(tmp_path, number)
     code = f"""
-import resource
+import resource, sys
 import rbdata
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}))
-buffer = rbdata.load([f"my/x{{number}}" for number in range(40)], batch_size=120, seed=0, replacement=False)
-print(sorted(buffer.sample()["observation"][:, 0].int().tolist()) == sorted(3 * list(range(40))))
+buffer = rbdata.load([f"my/x{{number}}" for number in range(40)], root=sys.argv[1], batch_size=120, replacement=False)
+assert sorted(buffer.sample()["observation"][:, 0].int().tolist()) == sorted(3 * list(range(40)))
 """
-    environment = {**os.environ, "RBDATA_ROOT": str(tmp_path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
-    assert ended.stdout == "True\n", ended.stderr
+    assert run_forked(code, str(tmp_path)) == 0
 
 
 def test_a_dataset_keeps_no_file_open_and_frees_its_maps(tmp_path: Path) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import json
 import multiprocessing
 import os
 import pickle
 import resource
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import run_forked
 from rbdata.errors import DamagedDatasetError, DatasetNotFoundError, UsageError
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.computed_rows import ConstantRows
@@ -186,13 +184,10 @@ def test_iteration(dataset):
     assert_same(torch.stack(found), TRUTH)
 
 
-ENDS = [None, 0, 1, 5, 6, 14, STEPS - 1, STEPS, STEPS + 9, -1, -6, -STEPS - 4]
-
-
-@pytest.mark.parametrize("step", [None, 1, 2, 7, 100, -1, -3, -100])
+@pytest.mark.parametrize("step", [None, 2, 7, 100, -1, -3])
 def test_slices(dataset, step):
-    for start in ENDS:
-        for stop in ENDS:
+    for start in (None, 0, 5, STEPS - 1, STEPS + 9, -6, -STEPS - 4):
+        for stop in (None, 0, 6, STEPS, STEPS + 9, -1):
             chosen = slice(start, stop, step)
             found = dataset[chosen]
             truth = {name: array[chosen] for name, array in TRUTH.items()}
@@ -274,15 +269,14 @@ def test_small_datasets(layout, lengths, tmp_path):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (7,)])
-def test_dtypes_and_odd_row_sizes(layout, dtype, shape, tmp_path):
-    """Rows of 1, 3, 7, ... bytes, scalars included, given as big-endian arrays."""
-    episodes = make_episodes([3, 2], shape=shape, dtype=dtype)
+def test_dtypes_and_odd_row_sizes(layout, shape, tmp_path):
+    """Rows of 1, 7, 14, ... bytes, scalars included, of every dtype side by side, given as big-endian arrays."""
+    episodes = make_episodes([3, 2], **{dtype: (shape, dtype) for dtype in DTYPES})
     truth = columns(episodes)
     for episode in episodes:
-        states = episode.states["observation"]
-        episode.states["observation"] = states.astype(states.dtype.newbyteorder(">"))
+        for name, states in episode.states.items():
+            episode.states[name] = states.astype(states.dtype.newbyteorder(">"))
     dataset = Dataset(write_dataset(tmp_path, episodes, layout))
     assert_same(dataset.to_tensordict(), truth)
     assert_same(dataset[[4, 0]], {name: array[[4, 0]] for name, array in truth.items()})
@@ -403,8 +397,8 @@ def test_in_child_processes(dataset, method, check, two_threads):
 
 def test_in_threads(dataset):
     """One dataset, many threads at once."""
-    with ThreadPoolExecutor(6) as pool:
-        assert all(pool.map(check_reads, [dataset] * 12, [EPISODES] * 12))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(check_reads, [dataset] * 4, [EPISODES] * 4))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -429,38 +423,35 @@ def test_no_dataset(tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_missing_and_short_files(layout, tmp_path):
     """Whatever file is missing or short: an error that names it, never a crash."""
-    names = [
-        name for name in contents(write_dataset(tmp_path / "names", EPISODES, layout)) if not name.endswith(".json")
-    ]
-    schema = Dataset(tmp_path / "names" / "my" / "test").schema
-    constants = {leaf.name + ".memmap" for leaf in schema if leaf.constant is not None}
-    for number, name in enumerate(names):
-        for shorter in (False, True):
-            folder = write_dataset(tmp_path / f"{number}-{shorter}", EPISODES, layout)
-            if name.endswith("/dictionary"):
-                (folder / name).unlink()  # any length of it opens
-            elif shorter:
-                os.truncate(folder / name, (folder / name).stat().st_size - 1)
-            else:
+    folder = write_dataset(tmp_path, EPISODES, layout)
+    constants = {leaf.name + ".memmap" for leaf in Dataset(folder).schema if leaf.constant is not None}
+    for name, data in contents(folder).items():
+        if name.endswith(".json"):
+            continue
+        for left in (None, data[:-1]):
+            if left is None or name.endswith("/dictionary"):  # any length of it opens
                 (folder / name).unlink()
+            else:
+                (folder / name).write_bytes(left)
             if name in constants:
                 assert_same(Dataset(folder).to_tensordict(), TRUTH)  # not read at all
             else:
                 with pytest.raises(DamagedDatasetError, match=name.rpartition("/")[2]):
                     Dataset(folder)
+            (folder / name).write_bytes(data)
 
 
 def test_damaged_offsets(tmp_path):
-    for number, value in enumerate((-1, 0, 2**62, 5)):
-        folder = write_dataset(tmp_path / str(number), EPISODES, "zstd")
+    path = write_dataset(tmp_path, EPISODES, "zstd") / "observation" / "offsets"
+    whole = np.fromfile(path, "<i8")
+    for value in (-1, 0, 2**62, 5):
         for row in (0, 7, -1):
-            offsets = np.fromfile(folder / "observation" / "offsets", "<i8")
-            if offsets[row] == value:
-                continue
+            offsets = whole.copy()
             offsets[row] = value
-            (folder / "observation" / "offsets").write_bytes(offsets.tobytes())
-            with pytest.raises(DamagedDatasetError):
-                Dataset(folder).to_tensordict()
+            if offsets[row] != whole[row]:
+                offsets.tofile(path)
+                with pytest.raises(DamagedDatasetError):
+                    Dataset(path.parent.parent).to_tensordict()
 
 
 # -- very large datasets ----------------------------------------------------------------------------------------------
@@ -520,7 +511,7 @@ def test_larger_than_memory(tmp_path):
 
 
 OPEN = """
-import json, sys, time
+import sys, time
 from pathlib import Path
 import torch
 from rbdata.storage.dataset import Dataset
@@ -535,18 +526,13 @@ dataset = Dataset(sys.argv[1])
 first = dataset[12_345_678]
 seconds = time.process_time() - begin
 batch = dataset.read(torch.arange(0, 50_000_000, 195_313), before=3, keys=["observation"])
-print(json.dumps([seconds, resident() - before, len(batch)]))
+assert len(batch) == 256 and resident() - before < 50e6
+assert seconds < 2, seconds  # about 0.01; a look at each step: minutes
 """
 
 
 def test_opening_50_million_steps(tmp_path):
-    folder = huge_dataset(tmp_path, 50_000_000, 50_000, (84, 84))
-    found = subprocess.run([sys.executable, "-c", OPEN, folder], capture_output=True, text=True, check=True)
-    seconds, memory, count = json.loads(found.stdout)
-    assert count == 256 and memory < 50e6
-    assert seconds < 2, (
-        f"opening and the first read took {seconds * 1000:.0f} ms"
-    )  # about 10; a look at each step: minutes
+    assert run_forked(OPEN, str(huge_dataset(tmp_path, 50_000_000, 50_000, (84, 84)))) == 0
 
 
 def test_constant_leaves_are_not_read(tmp_path):

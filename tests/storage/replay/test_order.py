@@ -22,8 +22,6 @@ from rbdata import LazyMemmapStorage, LazyTensorStorage, RandomCropTensorDict, T
 from replay_tools import equal, rollout
 from storage_tools import make_episodes, write_dataset
 
-# The module that computes the order from seed and number; before it, loaders drew batches of their own.
-
 LENGTHS = [10, 30, 7, 20]
 STEPS = sum(LENGTHS)
 #: More than a pass of 67 steps in batches of 8, shared by two.
@@ -82,7 +80,7 @@ def check(found: list[Any], wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("prefetch, share", [(1, (0, 1)), (4, (0, 1)), (4, (1, 2))], ids=str)
+@pytest.mark.parametrize("prefetch, share", [(1, (0, 1)), (4, (1, 2))], ids=str)
 def test_prefetching_and_checkpoints(tmp_path, kind, prefetch, share):
     """Every place to stop at, in turn with and without prefetching."""
     wanted = plain(kind, *share)
@@ -91,11 +89,10 @@ def test_prefetching_and_checkpoints(tmp_path, kind, prefetch, share):
     with made(kind, *share, prefetch=prefetch) as buffer:
         for place in range(COUNT - 1):
             state = buffer.state_dict()
-            for later in (0, 3):
-                with made(kind, *share, seed=99, prefetch=later) as resumed:
-                    resumed.load_state_dict(state)
-                    check([resumed.sample()], wanted[place : place + 1])
-            if place % 5 == 0:
+            with made(kind, *share, seed=99, prefetch=3 * (place % 2)) as resumed:
+                resumed.load_state_dict(state)
+                check([resumed.sample()], wanted[place : place + 1])
+            if place % 8 == 2:
                 buffer.dumps(tmp_path / "checkpoint")
                 with made(kind, *share, seed=99) as resumed:
                     resumed.loads(tmp_path / "checkpoint")
@@ -164,7 +161,7 @@ def test_rings(storage, options):
 
     alone = ring()
     wanted = [alone.sample() for _ in range(12)]
-    for prefetch in (0, 1, 4):
+    for prefetch in (0, 4):
         with ring(prefetch=prefetch) as buffer:
             for place in range(11):
                 with ring(seed=99, prefetch=4 - prefetch) as resumed:

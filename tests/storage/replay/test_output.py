@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +11,10 @@ import pytest
 import rbdata
 import torch
 from beside_jax import beside_jax
+from processes import start_forked
 from rbdata.errors import UsageError
 from rbdata.storage.replay.iterable import identity
+from replay_tools import LeavesTrace
 from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
@@ -302,21 +300,6 @@ def test_loaders(root: Path, way: str, workers: int) -> None:
     assert all(type(leaf) is np.ndarray for leaf in leaves(next(iter(own))).values())
 
 
-# -- what is imported --------------------------------------------------------------------------------------------------
-
-
-def test_jax_is_imported_only_where_it_is_asked_for(root: Path) -> None:
-    code = f"""
-import sys, rbdata
-imported = ["jax" in sys.modules]
-buffer = rbdata.load("my/first", root={str(root)!r}, batch_size=4, output="numpy", form="flat")
-buffer.sample()
-print(imported, "jax" in sys.modules)
-"""
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.split() == ["[False]", "False"]
-
-
 # -- JAX ---------------------------------------------------------------------------------------------------------------
 
 
@@ -369,92 +352,49 @@ def test_devices_of_jax(jax: Any, root: Path) -> None:
 
 
 SHARDED = """
-import json, sys, warnings, jax, numpy as np, rbdata
+import sys, jax, numpy as np, rbdata
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 sharding = NamedSharding(Mesh(np.array(jax.devices()), ("batch",)), PartitionSpec("batch"))
-root = sys.argv[1]
-told = {"devices": len(jax.devices())}
-buffer = rbdata.load("my/first", root=root, batch_size=24, seed=0, output="jax", sharding=sharding, prefetch=2, form="flat")
-batch, wanted = buffer.sample(), rbdata.load("my/first", root=root, batch_size=24, seed=0, output="numpy", form="flat").sample()
-told["shards"] = sorted({shard.data.shape for shard in batch["observations"].addressable_shards})
-told["same"] = all(np.array_equal(batch[key], wanted[key]) for key in wanted)
-refused = []
-for options in ({"batch_size": 22}, {"batch_size": 24, "replacement": False}):
+options = {"root": sys.argv[1], "batch_size": 24, "seed": 0, "form": "flat"}
+with rbdata.load("my/first", output="jax", sharding=sharding, prefetch=2, **options) as buffer:
+    batch, wanted = buffer.sample(), rbdata.load("my/first", output="numpy", **options).sample()
+assert [shard.data.shape for shard in batch["observations"].addressable_shards] == [(6, 2)] * 4
+assert all(np.array_equal(batch[key], wanted[key]) for key in wanted)
+for refused, says in (({"batch_size": 22}, "22"), ({"replacement": False}, "drop_last")):
     try:
-        rbdata.load("my/first", root=root, output="jax", sharding=sharding, **options)
+        rbdata.load("my/first", output="jax", sharding=sharding, **options | refused)
     except rbdata.errors.UsageError as error:
-        refused.append(str(error))
-told["refused"] = refused
-print(json.dumps(told))
+        assert says in str(error)
+    else:
+        raise AssertionError(refused)
 """
 
 
 def test_batches_are_divided_by_a_sharding(jax: Any, root: Path) -> None:
-    told = program(SHARDED, str(root), XLA_FLAGS="--xla_force_host_platform_device_count=4")
-    assert told["devices"] == 4 and told["same"] and told["shards"] == [[6, 2]]
-    assert "22" in told["refused"][0] and "drop_last" in told["refused"][1]
+    process = start_forked(SHARDED, str(root), XLA_FLAGS="--xla_force_host_platform_device_count=4")
+    process.join()
+    assert process.exitcode == 0
 
 
-WORKERS = """
-import json, sys, warnings, jax, numpy as np, rbdata
-
-def main():
-    warnings.simplefilter("error")
-    jax.numpy.zeros(3).block_until_ready()
-    told = {}
-    for output in ("numpy", "jax"):
-        options = {"root": sys.argv[1], "batch_size": 24, "seed": 0, "form": "flat"}
-        plain = rbdata.load("my/first", output="numpy", **options)
-        loader = rbdata.load("my/first", output=output, **options).as_iterable(2).loader(num_workers=2)
-        context = loader.multiprocessing_context.get_start_method()
-        found = list(loader)
-        same = all(np.array_equal(batch[key], value) for batch in found for key, value in plain.sample().items())
-        told[output] = [context, type(found[0]["actions"]).__name__, same]
-    print(json.dumps(told))
-
-if __name__ == "__main__":
-    main()
-"""
-
-
-def test_workers_beside_jax_are_spawned(jax: Any, root: Path, tmp_path: Path) -> None:
+def test_workers_beside_jax_are_spawned(jax: Any, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """So that the warning of JAX, that a fork of its threads may hang, is not deserved."""
-    (tmp_path / "program.py").write_text(WORKERS)
-    command = [sys.executable, str(tmp_path / "program.py"), str(root)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.returncode == 0 and "os.fork()" not in said.stderr, said.stderr
-    assert json.loads(said.stdout) == {"numpy": ["spawn", "ndarray", True], "jax": ["spawn", "ArrayImpl", True]}
+    jax.numpy.zeros(3).block_until_ready()
+    plain, buffer = (loaded(root, "steps", output=output, form="flat") for output in ("numpy", "jax"))
+    for one in (plain, buffer):
+        loader = one.as_iterable(2).loader(num_workers=1)
+        assert loader.multiprocessing_context.get_start_method() == "spawn"
+    for batch in loader:
+        assert isinstance(batch["actions"], jax.Array)
+        assert all(np.array_equal(batch[key], value) for key, value in plain.sample().items())
+    assert "os.fork()" not in capfd.readouterr().err
 
 
-LEFT = """
-import atexit, sys, rbdata
-
-def main():
-    for _ in range(2):
-        loader = rbdata.load("my/first", root=sys.argv[1], batch_size=24, seed=0).as_iterable().loader(
-            num_workers=1, multiprocessing_context="spawn"
-        )
-        next(iter(loader))
-
-if __name__ == "__main__":
-    main()
-else:
-    atexit.register(open(sys.argv[2], "a").write, "ended")
-"""
-
-
-def test_a_spawned_worker_ends_without_the_end_of_its_interpreter(root: Path, tmp_path: Path) -> None:
+def test_a_spawned_worker_ends_without_the_end_of_its_interpreter(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """In which torch, whose thread still sends batches, aborts: "terminate called without an active exception"."""
-    (tmp_path / "program.py").write_text(LEFT)
-    command = [sys.executable, str(tmp_path / "program.py"), str(root), str(tmp_path / "ends")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert (tmp_path / "ends").read_text() == ""
-
-
-def program(code: str, *arguments: str, **environment: str) -> Any:
-    """What a program prints as JSON."""
-    command = [sys.executable, "-c", code, *arguments]
-    said = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
-    assert said.returncode == 0, said.stderr
-    return json.loads(said.stdout)
+    buffer = loaded(root, "steps", transform=LeavesTrace(str(tmp_path / "ends")))
+    loader = buffer.as_iterable().loader(num_workers=1, multiprocessing_context="spawn")
+    next(iter(loader))
+    assert (tmp_path / "ends").read_text() == ""  # made in the worker, and not written to at its end
+    assert capfd.readouterr().err == ""

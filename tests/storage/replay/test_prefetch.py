@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 
@@ -92,12 +90,6 @@ def test_no_thread_outlives_its_buffer(folder):
                 break
             time.sleep(0.01)
         assert not mine()
-
-
-def test_a_process_ends_with_batches_on_their_way(folder):
-    code = f"import rbdata; b = rbdata.load({str(folder)!r}, batch_size=8, prefetch=3); b.sample(); print('done')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0 and done.stdout == "done\n" and not done.stderr
 
 
 def test_writes_and_prefetching():
