@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from .. import settings
 from ..errors import (
@@ -18,11 +18,12 @@ from ..errors import (
     TransientFetchError,
     UsageError,
 )
-from ..storage.folder import DatasetPlace, check_is_text, make_writable
+from ..storage.folder import DatasetPlace, check_id, check_is_text, make_writable
 from ..storage.lock import when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
 from .convert import keep_or_repair, option_names
+from .copies import Copy, copy_dataset, estimate_copy, find_converted, find_copy, same_content, same_request
 from .fetch import open_location, open_mirror
 from .fetch.location import is_hub_dataset
 from .ingest.pipeline import run, write_dataset
@@ -35,10 +36,8 @@ from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
 from .ingest.request import announce_replacement, extend, find_existing, list_missing
 from .local import find, known_here
+from .published import open_published, open_raw_objects
 from .sources.source import Source
-
-if TYPE_CHECKING:
-    from . import mirrors
 
 
 def download(request: Request, listener: Listener | None = None) -> Outcome:
@@ -95,34 +94,46 @@ def _download(request: Request, listener: Listener) -> Outcome:
     return run(reader, place, request, listener, reader.location.url, check)
 
 
-def _resolve(request: Request) -> tuple[Request, Source | None, mirrors.Copy | None]:
+def _resolve(request: Request) -> tuple[Request, Source | None, Copy | None]:
     """The request with root and full id, its source (None: only mirrors know it), and the dataset of the Hub that it names.
 
     Raises UsageError for options that the source does not have, before any location is asked.
     """
-    from . import mirrors
-
     check_is_text(request.id)
     root = settings.root(request.root)
     hub = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
     address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
-    dataset_id, source = mirrors.resolve(request.id, request.mirror, lambda: known_here(root))
+    dataset_id, source = _resolve_id(request.id, request.mirror, root)
     if source is not None:
         source.check(request.options, "download")
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
     return replace(request, id=dataset_id, root=root), source, hub
 
 
+def _resolve_id(text: str, mirror: str | None, root: Path) -> tuple[str, Source | None]:
+    """`catalogue.resolve`, extended to ids of no source, which a dataset on this machine or on a mirror may have."""
+    try:
+        return catalogue.resolve(text)
+    except DatasetNotFoundError:
+        known = known_here(root)
+    try:
+        return catalogue.resolve(text, known)
+    except DatasetNotFoundError:
+        namespace = text.partition("/")[0]
+        if "/" not in text or namespace in catalogue.source_names() or not (mirror or settings.mirror(namespace)):
+            raise
+        check_id(text)
+        return text, None
+
+
 def _open_reader(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Reader:
     """The conversion of the raw objects at a mirror, or where the provider has published them."""
-    from . import mirrors
-
     name, options = request.id.partition("/")[2], request.options
     if mirror:
-        return mirrors.open_raw_objects(source, name, mirror, options, request.fetch)
-    return mirrors.open_published(source, name, options, request.fetch, on_place)
+        return open_raw_objects(source, name, mirror, options, request.fetch)
+    return open_published(source, name, options, request.fetch, on_place)
 
 
 def _run_keeping_raw(
@@ -148,15 +159,13 @@ def _run_keeping_raw(
         raise
 
 
-def _open_hub_dataset(request: Request) -> mirrors.Copy:
+def _open_hub_dataset(request: Request) -> Copy:
     """The converted dataset of a repository of the Hub, at its current commit."""
-    from . import mirrors
-
     if request.mirror:
         raise UsageError(f"{request.id} is itself a location: it takes no --mirror", hint="give the id, or no --mirror")
     if request.keep_raw:
         raise UsageError(f"{request.id} has no raw files to keep", hint="download it without --keep-raw")
-    found = mirrors.open_copy(request.id, request.fetch)
+    found = find_copy(open_location(request.id, options=request.fetch))
     if found is None:
         open_location(request.id, options=request.fetch).pinned()  # raises for a repository that cannot be read
         message = f"{request.id} holds no converted dataset: there is no {FILENAME} in it"
@@ -164,32 +173,28 @@ def _open_hub_dataset(request: Request) -> mirrors.Copy:
     return found
 
 
-def _check_requested(existing: Manifest, request: Request, source: Source | None, hub: mirrors.Copy | None) -> None:
+def _check_requested(existing: Manifest, request: Request, source: Source | None, hub: Copy | None) -> None:
     """Raise DatasetExistsError if the dataset that is there is not what a download asks for."""
-    from . import mirrors
-
     if request.mirror:
         try:
-            there = hub or mirrors.find_converted(request.mirror, existing.id, request.fetch)
+            there = hub or find_converted(request.mirror, existing.id, request.fetch)
         except TransientFetchError:
             if source is None or source.makes:
                 raise
             there = None  # the provider's name says what it is, also where no network is
         # Only its contents tell what an id means that no provider gave.
-        if source is None or source.makes or (there and mirrors.same_request(existing, there.manifest)):
+        if source is None or source.makes or (there and same_request(existing, there.manifest)):
             _check_same(existing, request.mirror, there)
     if source is not None:
         source.check_existing(existing, request.options)
 
 
-def _check_same(existing: Manifest, mirror: str, there: mirrors.Copy | None) -> None:
+def _check_same(existing: Manifest, mirror: str, there: Copy | None) -> None:
     """Raise DatasetExistsError if the dataset of a mirror is not the existing one of that id."""
-    from . import mirrors
-
     if there is None:
         message = f"{existing.id} already exists, and {open_location(mirror).url} holds none of that name"
         raise DatasetExistsError(message, hint="use another mirror, or none to keep the dataset that exists")
-    if not mirrors.same_content(existing, there.manifest):
+    if not same_content(existing, there.manifest):
         message = f"{existing.id} already exists, and is not the dataset of {there.url}"
         raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
 
@@ -204,11 +209,9 @@ def _copy(
 ) -> Outcome | list[str] | None:
     """Copy a converted dataset from a mirror. Returns None if there is none; if it differs from the request, its values.
     For ``check`` see `write_dataset`."""
-    from . import mirrors
-
     if request.keep_raw:
         return None  # raw objects are requested
-    found = mirrors.find_converted(url, place.id, request.fetch)
+    found = find_converted(url, place.id, request.fetch)
     if found is None:
         return None
     differs = list_missing(found.manifest, request.options)
@@ -226,13 +229,13 @@ def _copy(
     if request.dry_run:
         began = time.monotonic()
         announce_replacement(place, request, shards, location.url, listener)
-        estimate = mirrors.estimate_copy(found, place, force=request.force)
+        estimate = estimate_copy(found, place, force=request.force)
         listener.on_estimate(estimate)
         return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
 
     def write() -> tuple[Estimate, Manifest]:
         announce_replacement(place, request, shards, location.url, listener)
-        return mirrors.copy_converted(found, place, listener, force=request.force, command=request.command)
+        return copy_dataset(found, place, listener, force=request.force, command=request.command)
 
     return write_dataset(place, request, write, check)
 

@@ -30,15 +30,16 @@ from ..errors import (
 from ..storage.episodes import open_episodes
 from ..storage.manifest import FILENAME, LARGEST_MANIFEST, read_manifest
 from ..storage.snapshot import state_of
-from . import local, mirrors
+from . import local
 from .card.overview import overview
 from .card.writers import MARK, hub_licence, make_readme
+from .copies import find_copy
 from .fetch import FetchOptions, RemoteObject, read_all
 from .fetch.hugging_face import HubLocation, endpoint, read_token
 from .fetch.location import is_hub_dataset
 from .fetch.retries import call_with_retries, fetch_error, retry_after_seconds, status_error
 from .fetch.upload import LocalFile
-from .mirrors import OnProgress, Pushed, check_replaceable, check_undamaged
+from .mirrors import CONNECTIONS, OnProgress, Pushed, check_replaceable, check_undamaged
 
 CARD = "README.md"
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]{0,63}")
@@ -92,12 +93,12 @@ def push(
 def _push(folder: Path, hub: _Hub, licence: str, public: bool, force: bool, on_progress: OnProgress | None) -> Pushed:
     before, place = state_of(folder), hub.url
     manifest = read_manifest(folder)
-    check_undamaged(folder, manifest)
+    check_undamaged(folder)
     table = open_episodes(folder, manifest.episodes, manifest.steps)
     readme = make_readme(manifest, overview(folder, manifest, table), url=place, licence=licence)
     hub.check_card(readme)
     there = hub.open(private=not public)
-    existing = mirrors.fetch_manifest(there, "")
+    existing = find_copy(there)
     check_replaceable(existing, manifest, place, force)
     listed = dict(there.tree())
     card: bytes | None = None
@@ -105,7 +106,7 @@ def _push(folder: Path, hub: _Hub, licence: str, public: bool, force: bool, on_p
         card = readme.encode()
     files = {name: LocalFile(folder / name) for name in (*sorted(manifest.files), FILENAME)}
     missing = [name for name, file in files.items() if not _holds(listed.get(name), file)]
-    stale = sorted(set(existing.files if existing else ()) & set(listed) - set(files))
+    stale = sorted(set(existing.manifest.files if existing else ()) & set(listed) - set(files))
     total, sent_bytes = sum(file.size for file in files.values()), sum(files[name].size for name in missing)
     if on_progress is not None:
         on_progress(FILENAME, total - sent_bytes, total)
@@ -189,7 +190,7 @@ class _Hub:
         """Send large files to the Hub's storage, which keeps them; small ones are sent with the commit of what is returned."""
         added = [self._client.CommitOperationAdd(name, content) for name, content in files.items()]
         send = partial(self._api.preupload_lfs_files, **self._repository, revision=self.location.revision)
-        self._call(lambda: send(additions=added, num_threads=mirrors.CONNECTIONS), retry=False)
+        self._call(lambda: send(additions=added, num_threads=CONNECTIONS), retry=False)
         return added
 
     def commit(self, added: Sequence[Any], stale: Sequence[str], message: str, *, parent: str) -> str:

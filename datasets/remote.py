@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import settings
-from ..errors import DatasetNotFoundError, FetchError, ObjectNotFoundError
+from ..errors import DamagedDatasetError, DatasetNotFoundError, FetchError, ObjectNotFoundError
 from ..storage.amounts import parse_size, plural
-from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, Problem
+from ..storage.checksums import BLOCK
+from ..storage.integrity import BlockChecksums, CheckedBlock, Report
+from ..storage.manifest import BLOCK_TABLE, FILENAME, Problem
 from ..storage.threads import map_in_threads
-from . import mirrors
-from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all
+from .copies import Copy, read_copy
+from .fetch import FetchOptions, Location, RemoteObject, open_location
 from .fetch.location import CONNECTIONS
 from .fetch.retries import replaced
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
-    from ..storage.integrity import CheckedBlock, Report
 
 #: The folder of caches under the root; lists of datasets skip hidden folders.
 CACHE = ".remote"
@@ -71,21 +73,15 @@ def open_remote(
     from ..storage.remote.remote_dataset import RemoteDataset
 
     limit = None if cache_limit is None else parse_size(cache_limit, "cache_limit")
-    location, item, text, manifest = _find(url, fetch)
+    copy = _find(url, fetch)
     where = settings.root(root) / CACHE if cache_dir is None else settings.expanded(cache_dir).absolute()
-    folder = where / manifest.id
-    try:
-        is_complete = (folder / FILENAME).read_bytes() == text
-    except OSError:
-        is_complete = False
-    if is_complete:
-        return Dataset(folder)
-    stated = _stat_files(location, manifest)
-    objects = {name: mirrors.check_size(item, manifest, name) for name, item in stated.items()}
-    table = None
-    if manifest.blocks:
-        table = read_all(location, objects[BLOCK_TABLE], limit_bytes=LARGEST_MANIFEST)
-    return RemoteDataset(folder, manifest, text, LocatedFiles(location, item, objects), table=table, limit=limit)
+    folder = where / copy.manifest.id
+    with suppress(OSError):
+        if (folder / FILENAME).read_bytes() == copy.text:
+            return Dataset(folder)
+    objects = {name: copy.checked(name, item) for name, item in copy.stat_all().items()}
+    files = LocatedFiles(copy.location, copy.item, objects)
+    return RemoteDataset(folder, copy.manifest, copy.text, files, table=copy.table, limit=limit)
 
 
 def verify_remote(
@@ -95,53 +91,50 @@ def verify_remote(
     fetch: FetchOptions | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Compare the remote files of the dataset at a URL with its manifest: sizes, and unless ``quick`` checksums.
+    """Compare the remote files of the dataset at a URL with its manifest: sizes, and unless ``quick`` the checksums of blocks.
 
     Nothing is kept on disk. Raises as `open_remote` does for what cannot be read.
     """
-    from ..storage.checksums import BLOCK
-    from ..storage.integrity import BlockChecksums, Report
-
-    location, item, _, manifest = _find(url, fetch)
-    objects = _stat_files(location, manifest)
-    files, report = LocatedFiles(location, item, objects), Report(files=len(objects))
-    ranges = BlockChecksums(manifest, None)
-    for name, stated in objects.items():
-        size = manifest.size_of(name)
-        if stated.size is not None and stated.size != size:
-            report.problems.append(Problem(name, f"has {stated.size} bytes instead of {size}"))
-    damaged = {problem.path for problem in report.problems}
-    blocks = [] if quick else [block for name in objects if name not in damaged for block in ranges.all(name)]
+    copy = _find(url, fetch)
+    manifest, files = copy.manifest, LocatedFiles(copy.location, copy.item, copy.stat_all())
+    sizes = {name: (item.size, manifest.size_of(name)) for name, item in files.objects.items()}
+    wrong = {
+        name: f"has {there} bytes instead of {size}"
+        for name, (there, size) in sizes.items()
+        if there not in (None, size)
+    }
+    report = Report(len(sizes), problems=[Problem(name, what) for name, what in wrong.items()])
+    if quick:
+        return report
+    checksums = BlockChecksums(manifest, None)
+    if BLOCK_TABLE not in wrong:
+        try:
+            checksums = copy.checksums
+        except DamagedDatasetError as error:
+            report.problems.append(Problem(BLOCK_TABLE, error.message))
+    blocks = [block for name in sorted(sizes.keys() - wrong.keys()) for block in checksums.all(name)]
 
     def is_sound(block: CheckedBlock) -> bool:
-        starts = range(block.begin, block.end, BLOCK)
+        starts = range(block.begin, block.end, BLOCK)  # without a table, a block may be gigabytes
         return block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
 
     for block, sound in zip(blocks, map_in_threads(is_sound, blocks, CONNECTIONS, "rbdata-verify")):
         report.bytes += block.length
         if not sound:
             files.check()
-            what = f"checksum mismatch{ranges.where(block)}"
+            what = f"checksum mismatch{checksums.where(block)}"
             report.problems.append(Problem(block.path, what, block.begin, block.length))
         if on_progress is not None:
             on_progress(report.bytes, manifest.bytes)
     return report
 
 
-def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> tuple[Location, RemoteObject, bytes, Manifest]:
-    """The location of a dataset, and its manifest: the object, its bytes, and what they say."""
+def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> Copy:
     location = open_location(url, options=fetch).pinned()
     try:
-        item = location.stat(FILENAME)
-        manifest, text = mirrors.read_remote_manifest(location, item)
+        return read_copy(location, "", location.stat(FILENAME))
     except ObjectNotFoundError as error:
         raise _explain(location, error) from error
-    return location, item, text, manifest
-
-
-def _stat_files(location: Location, manifest: Manifest) -> dict[str, RemoteObject]:
-    names = mirrors.check_names(location, manifest)
-    return dict(zip(names, map_in_threads(location.stat, names, CONNECTIONS, "rbdata-stat")))
 
 
 def _explain(location: Location, error: ObjectNotFoundError) -> Exception:

@@ -8,16 +8,13 @@ were pushed to.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import settings
 from ..errors import (
-    ChecksumError,
     DamagedDatasetError,
     FetchError,
     ForbiddenError,
@@ -26,17 +23,18 @@ from ..errors import (
     TransientFetchError,
 )
 from ..storage.checksums import cut_file, write_table
-from ..storage.folder import DatasetPlace, remove_tree
-from ..storage.integrity import BlockChecksums, CheckedBlock, read_block_checksums, verify
+from ..storage.folder import DatasetPlace
+from ..storage.integrity import BlockChecksums, read_block_checksums, verify
 from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
-from . import catalogue, mirrors
+from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
-from .fetch import FetchOptions, Location, RemoteObject, open_location, open_raw
-from .fetch.reading import stream
+from .copies import Copy, fetch_blocks, find_converted
+from .fetch import FetchOptions, open_location, open_raw
 from .ingest.pipeline import restore
 from .ingest.reader import Reader
 from .ingest.records import ConvertOptions
 from .ingest.request import Listener, Request
+from .published import open_raw_objects
 from .sources.source import Source
 
 
@@ -76,7 +74,7 @@ def repair(
     places = (mirror, manifest.provenance.get("mirror"), settings.mirror(manifest.id.partition("/")[0]))
     for url in dict.fromkeys(filter(None, places)):
         try:
-            copy = mirrors.find_converted(url, manifest.id, fetch)
+            copy = find_converted(url, manifest.id, fetch)
         except FetchError:
             if url == mirror:  # the user named it
                 raise
@@ -84,7 +82,7 @@ def repair(
         if copy is not None and copy.manifest.content == manifest.content:
             listener.on_stage(f"copying from {copy.url}")
             with place.lock():
-                fetched = _mend_all(folder, manifest, problems, copy)
+                fetched = _mend(folder, manifest, problems, copy)
             return Repaired(folder, files, copy.url, fetched)
     reader, url = _open_reader(manifest, mirror, fetch)
     fetched = restore(reader, place, Request(manifest.id, root=place.root, procs=procs), listener, url).fetch_bytes
@@ -104,12 +102,16 @@ def end_repair(folder: Path) -> None:
 # -- from a converted copy -----------------------------------------------------------------------------------------------
 
 
-def _mend_all(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: mirrors.Copy) -> int:
-    """Fetch the damaged data, by ranges if the table of blocks is damaged too. Returns the bytes fetched."""
+def _mend(folder: Path, manifest: Manifest, problems: Sequence[Problem], copy: Copy) -> int:
+    """Fetch the damaged blocks; where the table of blocks is damaged too, the damaged ranges. Returns the bytes fetched."""
     is_table = any(problem.path == BLOCK_TABLE for problem in problems)
     checksums = BlockChecksums(manifest, None) if is_table else read_block_checksums(folder, manifest)
-    others = [problem for problem in problems if problem.path != BLOCK_TABLE]
-    fetched = sum(_mend(folder, manifest, checksums, problem, copy) for problem in others)
+    fetched = 0
+    for problem in problems:
+        if problem.path != BLOCK_TABLE:
+            end = manifest.size_of(problem.path) if problem.length is None else problem.begin + problem.length
+            blocks = checksums.covering(problem.path, problem.begin, end)
+            fetched += fetch_blocks(copy, problem.path, copy.stat(problem.path), folder, blocks)
     if is_table:
         _write_table(folder, manifest)
     return fetched
@@ -120,40 +122,6 @@ def _write_table(folder: Path, manifest: Manifest) -> None:
     files = manifest.blocks["files"] if manifest.blocks else ()
     lengths = {path: [length for length, _ in manifest.files[path]] for path in files}
     write_table(folder / BLOCK_TABLE, {path: cut_file(folder / path, some) for path, some in lengths.items()})
-
-
-def _mend(folder: Path, manifest: Manifest, checksums: BlockChecksums, problem: Problem, copy: mirrors.Copy) -> int:
-    """Fetch the damaged blocks of a file and write them in place; returns their bytes. Raises ChecksumError."""
-    path, fetched = folder / problem.path, 0
-    item = copy.stat(problem.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size = manifest.size_of(problem.path)
-    end = size if problem.length is None else problem.begin + problem.length
-    if path.is_symlink() or not path.is_file():  # a link is replaced, its target is not touched
-        remove_tree(path)
-    with path.open("r+b" if path.exists() else "x+b") as file:
-        file.truncate(size)
-        for block in checksums.covering(problem.path, problem.begin, end):
-            if block.is_in(folder):
-                continue
-            file.seek(block.begin)
-            for piece in _fetch(copy.location, item, block):
-                file.write(piece)
-            file.flush()
-            fetched += block.length
-            if not block.is_in(folder):
-                raise ChecksumError(f"{item.url} is damaged as well", hint="use another mirror, with --mirror")
-        os.fsync(file.fileno())
-    return fetched
-
-
-def _fetch(location: Location, item: RemoteObject, block: CheckedBlock) -> Iterator[bytes]:
-    """The bytes of a block, which without a table may be a range of gigabytes."""
-    left = block.length
-    with closing(stream(location, item, start=block.begin)) as pieces:
-        while left and (piece := next(pieces, b"")[:left]):
-            yield piece
-            left -= len(piece)
 
 
 # -- from raw data -------------------------------------------------------------------------------------------------------
@@ -194,7 +162,7 @@ def _open_reader(manifest: Manifest, mirror: str | None, fetch: FetchOptions) ->
     for url in dict.fromkeys(filter(None, places)):
         try:
             if own:
-                return mirrors.open_raw_objects(source, name, url, options, fetch), url
+                return open_raw_objects(source, name, url, options, fetch), url
             if "://" not in url and not Path(url).exists():
                 raise ObjectNotFoundError(f"no such file or folder: {url}")
             is_file = Path(url).is_file()

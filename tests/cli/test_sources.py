@@ -91,7 +91,7 @@ def test_options_of_other_sources_are_refused_before_anything_is_asked(dataset, 
     def opened(*_: object, **__: object) -> None:
         raise AssertionError("a place is looked at")
 
-    for name in ("acquire.open_location", "acquire.open_mirror", "mirrors.open_location"):
+    for name in ("acquire.open_location", "acquire.open_mirror", "copies.open_location", "published.open_location"):
         monkeypatch.setattr(f"rbdata.datasets.{name}", opened)
     for mirror in ((), ("--mirror", "gs://lab/x")):
         code, _, told = call("download", dataset, *FOREIGN[dataset], *mirror, "--root", tmp_path)

@@ -246,3 +246,30 @@ def test_a_damaged_table(large, mirrored):
     wanted = read_manifest(path).files["observation.memmap"][0][0]
     assert repaired.fetched_bytes == (0 if mirrored == "no copy" else wanted)
     assert contents(path) == before
+
+
+def test_a_copy_continues_with_the_blocks_that_are_sound(large, tmp_path):
+    """What was killed in the middle of a block, and a block that changed since, are fetched again; nothing else is."""
+    path, copy = large
+    request = Request("Qbert/2", root=tmp_path / "elsewhere", mirror=copy, options=ConvertOptions(codec="raw"))
+
+    class Killed(Exception):
+        pass
+
+    def kill(tasks) -> None:
+        if tasks[0].rows == tasks[0].total:
+            raise Killed
+
+    with pytest.raises(Killed):
+        download(request, Listener(on_progress=kill))
+    frames = tmp_path / "elsewhere" / "atari" / "Qbert" / ".2.writing" / "observation.memmap"
+    size = (path / "observation.memmap").stat().st_size
+    frames.write_bytes((path / "observation.memmap").read_bytes()[: 10 * 4096 + 7])
+    flip(frames, 3 * 4096)
+    for other in (path / "action.memmap", path / "next" / "reward.memmap"):
+        shutil.copy(other, frames.parent / other.relative_to(path))
+    seen: list[int] = []
+    made = download(request, Listener(on_progress=lambda tasks: seen.append(tasks[0].fetched))).path
+    before = {name: data for name, data in contents(path).items() if name != "rbdata.json"}
+    assert {name: data for name, data in contents(made).items() if name != "rbdata.json"} == before
+    assert size - 9 * 4096 <= seen[-1] < size
