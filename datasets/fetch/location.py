@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ...errors import FetchError, ObjectNotFoundError, UsageError
+from ...errors import FetchError, ObjectNotFoundError, RbdataError, UsageError
 from ...storage.folder import RAW
 from ...storage.threads import map_in_threads
 from .retries import NO_RANGES, FetchOptions, call_with_retries, transient, translated
@@ -244,17 +244,28 @@ class Location:
     def write(self, source: Path, path: str, on_bytes: OnBytes) -> None:
         """Store a file at a path; ``on_bytes`` is called with the bytes sent (negative for those that are sent again)."""
         sent, url = 0, self._url_of(check_path(path))
+        raised: list[Exception] = []  # by ``on_bytes``: no fault of the location
 
         def count(length: int) -> None:
             nonlocal sent
             sent += length
-            on_bytes(length)
+            try:
+                on_bytes(length)
+            except Exception as error:
+                raised.append(error)
+                raise
 
         def write() -> None:
-            count(-sent)
-            self._write(source, url, count)
+            try:
+                with translated(url):
+                    count(-sent)
+                    self._write(source, url, count)
+            except RbdataError:
+                if raised:
+                    raise raised[0] from None
+                raise
 
-        self._with_retries(write, url)
+        call_with_retries(write, url=url, options=self.options)
         count(source.stat().st_size - sent)
 
     def remove(self, path: str) -> None:
