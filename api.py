@@ -241,16 +241,21 @@ def inspect(
     cache_dir: PathLike | None = None,
     cache_limit: int | str | None = None,
 ) -> Overview:
-    """Return how the episodes of a dataset ended, its returns, lengths, rewards and actions, as `rbdata inspect` shows them.
+    """Return how the episodes of a dataset ended, its returns, lengths, rewards, actions and observations, as `rbdata inspect`.
 
-    Beyond 65,536 steps, distributions are computed from a sample, so that it is quick for datasets of any size. URLs,
+    Beyond 65,536 steps, distributions are computed from a sample, so that it is quick for datasets of any size; those of
+    observations are left out for frames, and for URLs. URLs,
     ``cache_dir`` and ``cache_limit`` as in `open_dataset`; raises as it does. Also takes an open dataset or view.
     """
     from .datasets.card.overview import overview
     from .storage.dataset import Dataset
+    from .storage.remote.remote_dataset import RemoteDataset
 
     if isinstance(id_or_path, Dataset):
-        return overview(id_or_path.path, id_or_path.manifest, id_or_path.episodes, id_or_path.rows)
+        is_here = not isinstance(id_or_path, RemoteDataset)
+        return overview(
+            id_or_path.path, id_or_path.manifest, id_or_path.episodes, id_or_path.rows, observations=is_here
+        )
     return opening.inspect(id_or_path, root=root, cache_dir=cache_dir, cache_limit=cache_limit).overview
 
 

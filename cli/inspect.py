@@ -44,6 +44,7 @@ _ELEMENTS = (
     TableColumn("element"),
     TableColumn("distribution"),
     TableColumn("mean", amounts.real, right=True, optional=True),
+    TableColumn("std", amounts.real, right=True, optional=True),
     TableColumn("min", amounts.real, right=True, optional=True),
     TableColumn("max", amounts.real, right=True, optional=True),
 )
@@ -149,20 +150,21 @@ def _cache_record(url: str, dataset: Dataset) -> dict[str, Any]:
 
 
 def _show_distributions(found: Overview) -> None:
-    """Histograms of returns, lengths, rewards and actions; actions of several elements as a table, one line each."""
+    """Show histograms of returns, lengths, rewards, actions and observations; those of several elements as a table."""
     sample = amounts.plural(found.sampled_steps, "step")
     out.heading("distributions" + (f" (of a sample of {sample})" if found.sampled_steps < found.steps else ""))
     charts = [("return", found.returns), ("length", found.lengths), ("reward", found.rewards.elements[0])]
-    charts += [(one.key, one.elements[0]) for one in found.actions if one.size == 1]
+    leaves = [*found.actions, *found.observations]
+    charts += [(one.key, one.elements[0]) for one in leaves if one.size == 1]
     for line in side_by_side([chart(name, histogram) for name, histogram in charts], out.width):
         out.line(line)
-    for action in found.actions:
-        if action.size > 1:
+    for leaf in leaves:
+        if leaf.size > 1:
             out.line()
-            rows = zip(action.names, action.elements)
-            out.table(_ELEMENTS, [(name, sparkline(h), h.mean, h.low, h.high) for name, h in rows])
-            if action.size > len(action.elements):
-                out.line(f"and {amounts.plural(action.size - len(action.elements), 'more element')}")
+            rows = zip(leaf.names, leaf.elements)
+            out.table(_ELEMENTS, [(name, sparkline(h), h.mean, h.std, h.low, h.high) for name, h in rows])
+            if leaf.size > len(leaf.elements):
+                out.line(f"and {amounts.plural(leaf.size - len(leaf.elements), 'more element')}")
 
 
 def _leaf_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:

@@ -82,9 +82,8 @@ def inspect(
         from .remote import open_remote
 
         one = open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
-        return Inspected(
-            one.path, one.manifest, one.episodes, overview(one.path, one.manifest, one.episodes, one.rows), one
-        )
+        found = overview(one.path, one.manifest, one.episodes, one.rows, observations=False)
+        return Inspected(one.path, one.manifest, one.episodes, found, one)
     path = find(id_or_path, root)
 
     def read(manifest: Manifest) -> Inspected:

@@ -1,4 +1,4 @@
-"""A dataset at a glance: how its episodes ended, the distributions of returns, lengths, rewards and actions, returns over time.
+"""A dataset at a glance: how its episodes ended, the distributions of returns, lengths, rewards, actions and observations.
 
 Figures, cards and the command line show these numbers. The work is bounded for datasets of any size: beyond ``MAX_STEPS``,
 evenly spaced ranges of rows are read, and `Overview` states how many. A histogram counts single values if
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +123,7 @@ def _listed(finite: np.ndarray, choices: Sequence[float]) -> dict[float, int]:
 
 #: Maximum number of rows that are read, and the number of ranges they are read in.
 MAX_STEPS, SAMPLE_RANGES = 1 << 16, 256
-#: Elements of an action that are counted; further ones are left out.
+#: Elements of a leaf that are counted; further ones are left out.
 _MAX_ELEMENTS = 32
 #: Up to this many choices of a discrete action are listed even if they do not occur.
 _MAX_CHOICES = 18
@@ -165,6 +165,7 @@ class Overview:
     lengths: Histogram
     rewards: Distribution
     actions: list[Distribution] = field(default_factory=list)
+    observations: list[Distribution] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     not_scored: int = 0
 
@@ -181,30 +182,41 @@ class Overview:
                 "return": self.returns.to_json(),
                 "length": self.lengths.to_json(),
                 "reward": self.rewards.to_json(),
-                **{one.key: one.to_json() for one in self.actions},
+                **{one.key: one.to_json() for one in (*self.actions, *self.observations)},
             },
         }
 
 
-def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mapping[str, Rows] | None = None) -> Overview:
-    """The overview of a dataset, read through its opened ``rows`` if they are given.
+def overview(
+    folder: Path,
+    manifest: Manifest,
+    table: EpisodeTable,
+    rows: Mapping[str, Rows] | None = None,
+    *,
+    observations: bool = True,
+) -> Overview:
+    """Return the overview of a dataset, read through its opened ``rows`` if they are given.
+
+    Without ``observations`` these are not read: of a dataset at a URL most would have to be fetched.
 
     Raises DamagedDatasetError if a leaf that is read is missing or too short.
     """
     bounds: Mapping[str, LeafBounds] = {}
     with suppress(SchemaError):  # spaces are only needed for choices that do not occur
         bounds = leaf_bounds(manifest.schema, manifest.spaces)
-    ranges = sample_ranges(manifest.steps, MAX_STEPS)
 
     def distribution(leaf: Leaf) -> Distribution:
         size = math.prod(leaf.shape)
-        read = _read(folder, manifest, leaf, ranges, rows)
+        read = _read(folder, manifest, leaf, rows)
         counts = bounds[leaf.name].counts if leaf.name in bounds else None
         elements = []
         for number in range(min(size, _MAX_ELEMENTS)):
             choices = counts[number if len(counts) > 1 else 0] if counts else 0
             elements.append(count_values(read[:, number], range(choices) if choices <= _MAX_CHOICES else ()))
         return Distribution(leaf.name, size, tuple(elements))
+
+    def small(leaves: Iterable[Leaf], key: str) -> list[Distribution]:
+        return [distribution(leaf) for leaf in leaves if leaf.key[0] == key and leaf.row_bytes <= LARGE_ROW]
 
     reference = reference_scores(manifest)
     if reference is not None and reference.caveat:
@@ -217,15 +229,12 @@ def overview(folder: Path, manifest: Manifest, table: EpisodeTable, rows: Mappin
         int(np.count_nonzero(table.midway)),
         manifest.environment,
         reference,
-        sum(stop - start for start, stop in ranges),
+        sum(stop - start for start, stop in sample_ranges(manifest.steps, MAX_STEPS)),
         count_values(table.returns),
         count_values(table.lengths),
         distribution(manifest.schema["next/reward"]),
-        [
-            distribution(leaf)
-            for leaf in manifest.schema.steps
-            if leaf.key[0] == "action" and leaf.row_bytes <= LARGE_ROW
-        ],
+        small(manifest.schema.steps, "action"),
+        small(manifest.schema, "observation") if observations else [],
         scores,
         not_scored,
     )
@@ -251,15 +260,15 @@ def sample_ranges(count: int, limit: int) -> list[tuple[int, int]]:
     return [(start, start + size) for start in np.linspace(0, count - size, SAMPLE_RANGES).astype(np.int64).tolist()]
 
 
-def _read(
-    folder: Path, manifest: Manifest, leaf: Leaf, ranges: list[tuple[int, int]], opened: Mapping[str, Rows] | None
-) -> np.ndarray:
-    """Rows of a step leaf, flattened to ``[n, elements]``. Rows that can be mapped are read without torch."""
+def _read(folder: Path, manifest: Manifest, leaf: Leaf, opened: Mapping[str, Rows] | None) -> np.ndarray:
+    """Rows of a leaf, all or a sample, flattened to ``[n, elements]``. Rows that can be mapped are read without torch."""
+    count = manifest.rows(leaf)
+    ranges = sample_ranges(count, MAX_STEPS)
     if opened is None and (leaf.constant is not None or codec_of(leaf).fixed_rows):
-        array = open_array(folder, leaf, manifest.steps)
+        array = open_array(folder, leaf, count)
         parts = [array[start:stop] for start, stop in ranges]
     else:
-        rows = codec_of(leaf).open_rows(folder, manifest.steps) if opened is None else opened[leaf.name]
+        rows = codec_of(leaf).open_rows(folder, count) if opened is None else opened[leaf.name]
         parts = [rows.block(start, stop).numpy() for start, stop in ranges]
     return np.concatenate(parts or [np.empty(0)]).reshape(-1, math.prod(leaf.shape))
 

@@ -581,7 +581,8 @@ class ReplayBuffer:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state of a buffer made of the same parts: all of it or, with an error, nothing.
 
-        What was prefetched before the state is drawn again after it: from the contents and priorities then.
+        What was prefetched before the state is drawn again after it: from the contents and priorities then. A batch size that
+        the buffer was given stays; a buffer without one takes that of the state.
         """
         from .checkpoint import loading
 
@@ -594,6 +595,8 @@ class ReplayBuffer:
                     self._load_small(state_dict)
                     self.storage.load_state_dict(state_dict["_storage"])
                     self.writer.load_state_dict(state_dict["_writer"])
+                if self.batch_size is None:
+                    self.batch_size = state_dict["_batch_size"]
             except BaseException:
                 self._load_small(before)
                 self.writer.load_state_dict(before["_writer"])
@@ -622,7 +625,7 @@ class ReplayBuffer:
         self.sampler.load_state_dict(state["_sampler"])
         self.transform.load_state_dict(state["_transforms"])
         self._batches.order.load_state_dict(order)
-        self._returned, self._pass_ended, self.batch_size = returned, ended, state["_batch_size"]
+        self._returned, self._pass_ended = returned, ended
         self._last.place = OrderPlace()
 
     def dumps(self, path: Any) -> None:

@@ -52,10 +52,22 @@ def test_everything_of_a_small_dataset_is_counted(folder, episodes):
     assert grip.elements[0].counts == tuple(np.bincount(truth["action/grip"]))
 
 
+def test_observations_are_counted_by_element_frames_are_not(tmp_path):
+    kinds = {"observation__joints": ((3,), "float32"), "observation__camera": ((40, 40), "uint8")}
+    made = make_episodes([3, 50], **kinds)
+    (joints,) = look(Recipe(made).write(tmp_path)).observations
+    truth = np.concatenate([one.states["observation/joints"][:-1] for one in made])
+    assert (joints.key, joints.size, joints.names[2]) == ("observation/joints", 3, "observation/joints[2]")
+    for element, values in zip(joints.elements, truth.T):
+        assert element.number == 53
+        assert (element.low, element.high) == (values.min(), values.max())
+        assert element.mean == pytest.approx(values.astype("float64").mean())
+
+
 def test_the_record_is_json(folder):
     record = json.loads(json.dumps(look(folder).to_json(), allow_nan=False))
     assert record["sampled"] == {"steps": 63, "episodes": 4}
-    assert list(record["distributions"]) == ["return", "length", "reward", "action/arm", "action/grip"]
+    assert list(record["distributions"]) == ["return", "length", "reward", "action/arm", "action/grip", "observation"]
 
 
 def test_what_the_source_states(folder):

@@ -70,6 +70,22 @@ def test_a_buffer_on_a_dataset(tmp_path):
         elsewhere.loads(tmp_path / "checkpoint")
 
 
+def test_the_batch_size_of_the_buffer_stays_and_the_pass_goes_on(tmp_path):
+    """A run that goes on with larger batches draws the rest of the pass, every step once."""
+    folder = write_dataset(tmp_path, make_episodes([9, 8]))
+    before = rbdata.load(folder, batch_size=3, seed=1, replacement=False)
+    seen = [before.sample()["index"] for _ in range(2)]
+    before.dumps(tmp_path / "checkpoint")
+    after = rbdata.load(folder, batch_size=5, replacement=False)
+    after.loads(tmp_path / "checkpoint")
+    rest = [batch["index"] for batch in after]
+    assert (after.batch_size, [len(index) for index in rest]) == (5, [5, 5, 1])
+    assert torch.equal(torch.cat([*seen, *rest]).sort().values, torch.arange(17))
+    unsized = TensorDictReplayBuffer(storage=after.storage, sampler=after.sampler)
+    unsized.load_state_dict(after.state_dict())
+    assert unsized.batch_size == 5
+
+
 def test_the_highest_values(tmp_path):
     def best():
         writer = TensorDictMaxValueWriter("score")
