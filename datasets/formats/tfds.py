@@ -20,13 +20,10 @@ A record may have more keys than ``features.json``; they are not read.
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from itertools import islice
 from math import isnan, prod
 from pathlib import Path
@@ -34,8 +31,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import CorruptSourceError, UsageError
-from .limits import LARGEST_ROW, REFETCH, check_row_bytes
+from ...errors import CorruptSourceError, UsageError, reason
+from .limits import REFETCH, check_row_bytes
 from .pictures import decode_pictures, encode_png, picture_size
 from .tfrecord import Lists, Value, WireError, encode_example, encode_record
 
@@ -49,7 +46,8 @@ _FORMAT, _TEMPLATE = "tfrecord", "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _DTYPES = frozenset(
     {"bool", "float16", "float32", "float64", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))}
 )
-_NO_ROWS = {"audio": "sound", "video": "a video", "translation": "a translation"}
+#: What cannot be read as the JSON that it should be raises.
+_MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 # -- dataset_info.json -------------------------------------------------------------------------------------------------
@@ -78,40 +76,35 @@ class TfdsInfo:
 
 def parse_info(data: bytes, where: str) -> TfdsInfo:
     """Raises CorruptSourceError, and UsageError for files of another format than TFRecord."""
-    record = _json(data, where)
-    found = str(record.get("fileFormat") or _FORMAT).lower()
+    try:
+        record = json.loads(data)
+        found = str(record.get("fileFormat") or _FORMAT).lower()
+        name, splits = record["name"], [_split(record["name"], one) for one in record["splits"]]
+        licence = (record.get("redistributionInfo") or {}).get("license") or ""
+    except _MALFORMED as error:
+        raise _not_tfds(where, error) from error
     if found != _FORMAT:
         message = f"{where}: the files are of format {found}; rbdata reads {_FORMAT}"
         raise UsageError(message, hint="let tensorflow-datasets write it once more with file_format='tfrecord'")
-    try:
-        name = str(record["name"])
-        splits = {str(one["name"]): _split(name, one) for one in record.get("splits") or []}
-        if not splits:
-            raise ValueError("it has no splits")
-        licence = (record.get("redistributionInfo") or {}).get("license")
-        version, description, citation = (str(record.get(key) or "") for key in ("version", "description", "citation"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
-        raise CorruptSourceError(message, hint=REFETCH) from error
-    return TfdsInfo(name, version, splits, description, citation, str(licence or ""))
+    version, description, citation = (str(record.get(key) or "") for key in ("version", "description", "citation"))
+    return TfdsInfo(name, version, {split.name: split for split in splits}, description, citation, str(licence))
 
 
 def _split(dataset: str, record: Mapping[str, Any]) -> Split:
-    lengths = [int(length) for length in record.get("shardLengths") or []]
-    if any(length < 0 for length in lengths):
-        raise ValueError("shardLengths has a negative number")
-    name, count = str(record["name"]), f"{len(lengths):05d}"
-    stated = {"DATASET": dataset, "SPLIT": name, "FILEFORMAT": _FORMAT, "NUM_SHARDS": count}
-    files = []
+    name, lengths = record["name"], [int(length) for length in record.get("shardLengths") or []]
+    count, files = f"{len(lengths):05d}", []
     for number in range(len(lengths)):
-        values = {**stated, "SHARD_INDEX": f"{number:05d}", "SHARD_X_OF_Y": f"{number:05d}-of-{count}"}
-        template = str(record.get("filepathTemplate") or _TEMPLATE)
-        files.append(re.sub(r"{(\w+)}", partial(_value_of, values), template))
+        index, file = f"{number:05d}", str(record.get("filepathTemplate") or _TEMPLATE)
+        stated = {"DATASET": dataset, "SPLIT": name, "FILEFORMAT": _FORMAT, "NUM_SHARDS": count}
+        for field, value in {**stated, "SHARD_INDEX": index, "SHARD_X_OF_Y": f"{index}-of-{count}"}.items():
+            file = file.replace(f"{{{field}}}", value)
+        files.append(file)
     return Split(name, files, lengths)
 
 
-def _value_of(values: dict[str, str], match: re.Match[str]) -> str:
-    return values.get(match[1], match[0])
+def _not_tfds(where: str, error: Exception) -> CorruptSourceError:
+    message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {reason(error)}"
+    return CorruptSourceError(message, hint=REFETCH)
 
 
 # -- features.json -----------------------------------------------------------------------------------------------------
@@ -122,9 +115,8 @@ class TfdsFeature:
     """What a key of a record holds: of ``name``, in every step or (not ``in_steps``) once an episode.
 
     ``shape`` and ``dtype`` are those of a value; a picture may not state its height and width (None). With ``items`` a value is
-    a sequence of such values: of this length, or of any length (-1); ``ragged``: its elements are in one list with the elements
-    of all other values. ``packed``: encoded with zlib. ``low``, ``high``, ``classes``: the bounds that are stated, and the
-    number of classes of a label.
+    a sequence of such values: of this length, or of any length (-1). ``packed``: encoded with zlib. ``low``, ``high``,
+    ``classes``: the bounds that are stated, and the number of classes of a label.
     """
 
     name: str
@@ -133,7 +125,6 @@ class TfdsFeature:
     dtype: str
     shape: tuple[int | None, ...]
     items: int | None = None
-    ragged: bool = False
     packed: bool = False
     low: float | None = None
     high: float | None = None
@@ -165,102 +156,82 @@ class Features:
 
 def parse_features(data: bytes, where: str) -> Features:
     """Raises CorruptSourceError unless it is the ``features.json`` of episodes with ``steps``, and for unknown features."""
-    record = _json(data, where)
     try:
-        if "featuresDict" not in record:
-            raise ValueError("it has no featuresDict")
-        every = list(_walk(record, "", []))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        message = f"{where} is not what tensorflow-datasets writes: {type(error).__name__}: {error}"
-        raise CorruptSourceError(message, hint=REFETCH) from error
-    found = tuple(one for _, one in every if isinstance(one, TfdsFeature))
+        every = dict(_walk({"featuresDict": json.loads(data)["featuresDict"]}, "", []))
+    except _MALFORMED as error:
+        raise _not_tfds(where, error) from error
+    found = tuple(one for one in every.values() if isinstance(one, TfdsFeature))
     if not any(feature.in_steps for feature in found):
         message = f"{where} describes no episodes: it has no {STEPS}"
         raise CorruptSourceError(message, hint="only datasets in the layout of RLDS can be read")
-    return Features(found, {name: why for name, why in every if isinstance(why, str)})
+    for feature in found:
+        check_row_bytes(feature.row_bytes * max(1, feature.items or 1), f"{where}: {feature.name}")
+    return Features(found, {name: why for name, why in every.items() if isinstance(why, str)})
 
 
-def _walk(feature: Mapping[str, Any], name: str, items: list[int]) -> Iterator[tuple[str, TfdsFeature | str]]:
-    """The features below one, or why they have no rows; ``items`` are the lengths of the sequences around it, without that of
-    steps. Raises ValueError for an unknown feature."""
-    inner = feature.get("featuresDict")
-    if inner is not None:
-        for key, one in (inner.get("features") or {}).items():
-            yield from _walk(one, f"{name}/{key}" if name else str(key), items)
-    elif "sequence" in feature:
-        around = items if name == STEPS else [*items, int(feature["sequence"].get("length") or -1)]
-        yield from _walk(feature["sequence"]["feature"], name, around)
-    elif "text" in feature:
-        yield name, _described(name, items, "text", {"dtype": "uint8"})
-    elif known := [key for key in _BASIC if key in feature]:
-        kind, defaults = _BASIC[known[0]]
-        yield name, _described(name, items, kind, {**defaults, **feature[known[0]]})
-    elif known := [key for key in _NO_ROWS if key in feature]:
-        yield name, f"it is {_NO_ROWS[known[0]]}"
-    else:
-        raise ValueError(f"{name} is a {feature.get('pythonClassName') or 'feature of no kind'}, which is not known")
-
-
-#: What holds values, and what is not stated about them.
-_BASIC: dict[str, tuple[Kind, dict[str, Any]]] = {
+#: What holds values: their kind, and what is not stated about them.
+_HOLDERS: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "text": ("text", {"dtype": "uint8"}),
     "image": ("picture", {"dtype": "uint8"}),
     "classLabel": ("numbers", {"dtype": "int64"}),
     "boundingBox": ("numbers", {"dtype": "float32", "shape": {"dimensions": [4]}}),
     "tensor": ("numbers", {}),
 }
+_NO_ROWS = {"audio": "sound", "video": "a video", "translation": "a translation"}
+
+
+def _walk(feature: Mapping[str, Any], name: str, items: list[int]) -> Iterator[tuple[str, TfdsFeature | str]]:
+    """The features at and below one by name, or why they have no rows; ``items`` are the lengths of the sequences around it,
+    without that of steps. Raises ValueError for an unknown feature."""
+    holder = next((key for key in ("featuresDict", "sequence", *_HOLDERS, *_NO_ROWS) if key in feature), None)
+    if holder == "featuresDict":
+        for key, one in (feature[holder].get("features") or {}).items():
+            yield from _walk(one, f"{name}/{key}" if name else key, items)
+    elif holder == "sequence":
+        inside = items if name == STEPS else [*items, int(feature[holder].get("length") or -1)]
+        yield from _walk(feature[holder]["feature"], name, inside)
+    elif holder in _HOLDERS:
+        kind, defaults = _HOLDERS[holder]
+        yield name, _described(name, items, kind, {**defaults, **feature[holder]})
+    elif holder:
+        yield name, f"it is {_NO_ROWS[holder]}"
+    else:
+        raise ValueError(f"{name} is a {feature.get('pythonClassName') or 'feature of no kind'}, which is not known")
 
 
 def _described(name: str, items: list[int], kind: Kind, content: Mapping[str, Any]) -> TfdsFeature | str:
-    in_steps, dtype = name.partition("/")[0] == STEPS, str(content["dtype"])
+    in_steps, dtype = name.partition("/")[0] == STEPS, content["dtype"]
     sizes = map(int, (content.get("shape") or {}).get("dimensions") or [])
     shape = tuple(None if size < 0 else size for size in sizes)
-    encoding, ragged = str(content.get("encoding") or "none").lower(), bool(items)
-    if dtype in ("string", "object") and not shape:
-        kind, dtype = "text", "uint8"
+    encoding = str(content.get("encoding") or "none").lower()
     if kind == "picture":
         shape = shape or (None, None, 3)
+    if dtype in ("string", "object") and not shape:
+        kind, dtype = "text", "uint8"
     if kind == "numbers" and encoding != "none":
         kind = "encoded"
         if encoding not in ("bytes", "zlib"):
             raise ValueError(f"{name} has the encoding {encoding}, which is not known")
-    if kind == "encoded" and shape[:1] == (None,) and not items:
-        items, shape = [-1], shape[1:]  # each string has its own length
     reasons = {
         f"its dtype is {dtype}": dtype not in _DTYPES,
         f"its pictures have shape {list(shape)}": kind == "picture" and (len(shape) != 3 or shape[2] is None),
         "it is a picture of a whole episode": kind == "picture" and not in_steps,
         "it is a sequence of sequences": len(items) > 1,
         "it is a sequence of a whole episode": bool(items) and not in_steps,
-        f"it is a sequence of {kind}s": bool(items) and kind in ("text", "picture"),
+        f"it is a sequence of {kind}{'' if kind == 'encoded' else 's'}": bool(items) and kind != "numbers",
         f"its shape {list(shape)} is not fixed": kind != "picture" and None in shape,
         f"its shape {list(shape)} is empty": 0 in shape or items == [0],
     }
-    for why, holds in reasons.items():
-        if holds:
-            return why
-    low, high = (_number(content.get(side)) for side in ("minimum", "maximum"))
+    if why := next((why for why, holds in reasons.items() if holds), None):
+        return why
+    bounds = (float(content.get(side, "nan")) for side in ("minimum", "maximum"))
+    low, high = (None if isnan(bound) else bound for bound in bounds)
     classes = int(content.get("numClasses") or 0)
-    stated = (low, high, classes if 0 < classes < 1 << 31 and not items else None)
-    one = TfdsFeature(
-        name, in_steps, kind, dtype, shape, items[0] if items else None, ragged, encoding == "zlib", *stated
+    has_classes = 0 < classes < 1 << 31 and not items
+    count = items[0] if items else None
+    return TfdsFeature(
+        name, in_steps, kind, dtype, shape, count, encoding == "zlib", low, high, classes if has_classes else None
     )
-    if one.row_bytes * max(1, one.items or 1) > LARGEST_ROW:
-        raise ValueError(f"a value of {name} has {one.row_bytes} bytes, the largest that is read has {LARGEST_ROW}")
-    return one
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None or isnan(float(value)) else float(value)
-
-
-def _json(data: bytes, where: str) -> Any:
-    try:
-        record = json.loads(data)
-    except ValueError as error:
-        raise CorruptSourceError(f"{where} is not JSON: {error}", hint=REFETCH) from error
-    if not isinstance(record, dict):
-        raise CorruptSourceError(f"{where} is not what tensorflow-datasets writes", hint=REFETCH)
-    return record
 
 
 # -- values of a record ------------------------------------------------------------------------------------------------
@@ -268,69 +239,47 @@ def _json(data: bytes, where: str) -> Any:
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a feature in one record: ``count`` of them.
+    """The values of a feature in one record, of ``shape`` each.
 
-    ``content``: numbers ``[count, *shape]``, or strings that are not decoded yet. For sequences, ``lengths`` ``[count]`` are
-    the numbers of elements, all of which are in ``content``, one after the other.
+    ``content``: numbers ``[count, *shape]``, or ``count`` strings that are not decoded yet. For sequences of any length,
+    ``lengths`` ``[count]`` are the numbers of elements, all of which are in ``content``, one after the other.
     """
 
     feature: TfdsFeature
     where: str
+    shape: tuple[int, ...]
     content: np.ndarray | list[bytes]
     lengths: np.ndarray | None = None
-
-    @property
-    def strings(self) -> list[bytes]:
-        """Those that are not decoded yet."""
-        return [] if isinstance(self.content, np.ndarray) else self.content
 
     @property
     def count(self) -> int:
         return len(self.content if self.lengths is None else self.lengths)
 
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All values, or all elements of them, in blocks ``[k, *shape]``. Raises CorruptSourceError."""
+        feature, content = self.feature, self.content
+        if isinstance(content, np.ndarray):
+            yield content
+        elif feature.kind == "picture":
+            yield from decode_pictures(content, self.shape, feature.dtype, self.where)
+        else:
+            tensors = (self._tensor(data, number) for number, data in enumerate(content))
+            while some := b"".join(islice(tensors, max(1, _BLOCK_BYTES // feature.row_bytes))):
+                yield np.frombuffer(some, np.dtype(feature.dtype).newbyteorder("<")).reshape(-1, *self.shape)
+
     def elements(self) -> np.ndarray:
-        """All values, or all elements of them, ``[n, *shape]``. Raises CorruptSourceError."""
-        if isinstance(self.content, np.ndarray):
-            return self.content
+        """All of `blocks`."""
         return np.concatenate([np.empty((0, *self.shape), self.feature.dtype), *self.blocks()])
 
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Encoded tensors, or pictures, in blocks. Raises CorruptSourceError."""
-        feature = self.feature
-        if feature.kind == "picture":
-            yield from decode_pictures(self.strings, self.shape, feature.dtype, self.where)
-            return
-        size, tensors = max(1, _BLOCK_BYTES // feature.row_bytes), self._tensors()
-        while some := list(islice(tensors, size)):
-            yield np.concatenate(some)
-
-    @cached_property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of a value, or of an element; for pictures that do not state it, the shape of the first picture."""
-        shape = self.feature.shape
-        if None in shape and self.strings:
-            found = picture_size(self.strings[0], f"{self.where}: picture 0")
-            shape = (*(size or seen for size, seen in zip(shape, found)), shape[2])
-            check_row_bytes(prod(size or 1 for size in shape) * np.dtype(self.feature.dtype).itemsize, self.where)
-        return tuple(size or 0 for size in shape)
-
     def last(self) -> np.ndarray:
-        """The last value, ``[1, *shape]``, or all elements of it. Not for pictures. Raises CorruptSourceError."""
-        if self.strings and self.lengths is None:
-            return replace(self, content=self.strings[-1:]).elements()
-        elements = self.elements()
-        return elements[len(elements) - (1 if self.lengths is None else int(self.lengths[-1])) :]
-
-    def sizes(self) -> np.ndarray:
-        """The numbers of elements of sequences, int64 ``[count]``. Raises CorruptSourceError."""
-        if self.lengths is not None:
-            return self.lengths
-        return np.array([len(block) for block in self._tensors()], np.int64)
+        """The last value, ``[1, *shape]``, or all elements of it. Raises CorruptSourceError."""
+        count = 1 if self.lengths is None else int(self.lengths[-1])
+        return replace(self, content=self.content[len(self.content) - count :]).elements()
 
     def padded(self, most: int, hint: str) -> Iterator[np.ndarray]:
         """Sequences as blocks of rows ``[k, most, *shape]``, each padded with zeros. Raises CorruptSourceError with this hint
         for a longer sequence."""
-        sizes, elements = self.sizes(), self.elements()
+        sizes, elements = np.asarray(self.lengths), self.elements()
         if len(sizes) and sizes.max() > most:
             message = f"{self.where}: value {int(sizes.argmax())} has {sizes.max()} elements"
             raise CorruptSourceError(message, hint=hint)
@@ -341,8 +290,19 @@ class Values:
             rows[np.arange(most) < sizes[low:high, None]] = elements[some]
             yield rows
 
-    def _tensors(self) -> Iterator[np.ndarray]:
-        return (_tensor(one, self.feature, f"{self.where}: value {number}") for number, one in enumerate(self.strings))
+    def _tensor(self, data: bytes, number: int) -> bytes:
+        """The bytes of an encoded value. One that unpacks to gigabytes gets one byte further than its size."""
+        size, unpack, is_whole = self.feature.row_bytes, zlib.decompressobj(), True
+        if self.feature.packed:
+            try:
+                data = unpack.decompress(data, size + 1)
+            except zlib.error as error:
+                raise CorruptSourceError(f"{self.where}: value {number} is damaged: {error}", hint=REFETCH) from error
+            is_whole = unpack.eof
+        if not is_whole or len(data) != size:
+            message = f"{self.where}: value {number} has {len(data)} bytes, not {size}"
+            raise CorruptSourceError(message, hint=REFETCH)
+        return data
 
 
 def row_blocks(count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
@@ -353,74 +313,57 @@ def row_blocks(count: int, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 def read_values(lists: Lists, feature: TfdsFeature, where: str) -> Values:
     """The values of a feature in a record. Raises CorruptSourceError."""
-    key = f"{feature.name}/ragged_flat_values" if feature.ragged else feature.name
-    where = f"{where}: {feature.name}"
+    name, where = feature.name, f"{where}: {feature.name}"
     try:
-        lengths = _lengths(lists, feature.name) if feature.ragged else None
-        if feature.kind == "numbers":
-            values = Values(feature, where, _numbers(lists, key, feature), lengths)
-        else:
-            values = Values(feature, where, lists.strings(key), lengths)
+        if feature.kind != "numbers":
+            strings = lists.strings(name)
+            return Values(feature, where, _shape(feature, strings, where), strings)
+        shape = _shape(feature, [], where)
+        if feature.items is None:
+            return Values(feature, where, shape, _numbers(lists, name, feature.dtype, shape))
+        elements = _numbers(lists, f"{name}/ragged_flat_values", feature.dtype, shape)
+        lengths = _numbers(lists, f"{name}/ragged_row_lengths_0", "int64", ())
+        stated, low = sum(lengths.tolist()), min(lengths.tolist(), default=0)
+        if stated != len(elements) or low < 0:
+            raise ValueError(f"it states {stated} elements in sequences of lengths from {low}, and has {len(elements)}")
+        if feature.items == -1:
+            return Values(feature, where, shape, elements, lengths)
+        if (lengths != feature.items).any():
+            raise ValueError(f"a sequence has another length than {feature.items}")
+        shape = (feature.items, *shape)
+        return Values(feature, where, shape, elements.reshape(-1, *shape))
+    except CorruptSourceError:
+        raise
     except KeyError as error:
         raise CorruptSourceError(f"{where} is missing", hint=REFETCH) from error
     except (WireError, ValueError) as error:
         raise CorruptSourceError(f"{where}: {error}", hint=REFETCH) from error
-    held = len(values.content)
-    if lengths is not None and lengths.sum() != held:
-        raise CorruptSourceError(f"{where} states {lengths.sum()} elements, and has {held}", hint=REFETCH)
-    if lengths is not None and feature.items != -1 and (lengths != feature.items).any():
-        raise CorruptSourceError(f"{where} has a sequence of another length than {feature.items}", hint=REFETCH)
-    return values
 
 
-def _lengths(lists: Lists, name: str) -> np.ndarray:
-    found = lists.numbers(f"{name}/ragged_row_lengths_0")
-    lengths = np.empty(0, np.int64) if found is None else found
-    if lengths.dtype != np.int64 or (lengths < 0).any() or (lengths > LARGEST_ROW).any():
-        raise ValueError("the lengths of its sequences are no lengths")
-    return lengths
+def _shape(feature: TfdsFeature, strings: Sequence[bytes], where: str) -> tuple[int, ...]:
+    """The shape of a value, or of an element; for pictures that do not state it, the shape of the first picture."""
+    shape = feature.shape
+    if None in shape and strings:
+        found = picture_size(strings[0], f"{where}: picture 0")
+        shape = (*(size or seen for size, seen in zip(shape, found)), shape[2])
+        check_row_bytes(prod(size or 1 for size in shape) * np.dtype(feature.dtype).itemsize, where)
+    return tuple(size or 0 for size in shape)
 
 
-def _numbers(lists: Lists, key: str, feature: TfdsFeature) -> np.ndarray:
-    dtype, found = np.dtype(feature.dtype), lists.numbers(key)
-    values = np.empty(0, dtype) if found is None else _cast(found, dtype)
-    shape = tuple(one or 0 for one in feature.shape)
-    if len(values) % prod(shape):
-        raise ValueError(f"it has {len(values)} numbers, {prod(shape)} belong to a value")
-    return values.reshape(-1, *shape)
-
-
-def _cast(found: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Numbers of a record in the dtype of their feature. Raises ValueError for numbers that the dtype cannot hold."""
-    if (found.dtype.kind == "f") != (dtype.kind == "f"):
+def _numbers(lists: Lists, key: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A list of numbers as values ``[n, *shape]``. Raises ValueError for numbers that the dtype cannot hold."""
+    found = lists.numbers(key)
+    if found is None:
+        return np.empty((0, *shape), dtype)
+    if (found.dtype.kind == "f") != (np.dtype(dtype).kind == "f"):
         raise ValueError(f"it has {found.dtype} numbers, its dtype is {dtype}")
-    if dtype == np.uint64:
-        return found.view(np.uint64)
     with np.errstate(over="ignore"):
-        stored = found.astype(dtype)
-    if dtype.kind != "f" and (stored != found).any():
+        stored = found.view(np.uint64) if dtype == "uint64" else found.astype(dtype)
+    if dtype != "uint64" and found.dtype.kind != "f" and (stored != found).any():
         raise ValueError(f"{found[stored != found][0]} does not fit {dtype}")
-    return stored
-
-
-def _tensor(data: bytes, feature: TfdsFeature, where: str) -> np.ndarray:
-    """One encoded value, as ``[1, *shape]``, or its elements."""
-    shape = tuple(size or 0 for size in feature.shape)
-    most = LARGEST_ROW if feature.items == -1 else feature.row_bytes
-    if feature.packed:
-        unpack = zlib.decompressobj()
-        try:
-            # One byte more than there can be: a small value that unpacks to gigabytes gets no further.
-            content = unpack.decompress(data, most + 1)
-        except zlib.error as error:
-            raise CorruptSourceError(f"{where} is damaged: {error}", hint=REFETCH) from error
-        whole = unpack.eof
-    else:
-        content, whole = data, True
-    fits = len(content) % feature.row_bytes == 0 if feature.items == -1 else len(content) == feature.row_bytes
-    if not whole or not fits or len(content) > most:
-        raise CorruptSourceError(f"{where} has {len(content)} bytes, not {feature.row_bytes}", hint=REFETCH)
-    return np.frombuffer(content, np.dtype(feature.dtype).newbyteorder("<")).reshape(-1, *shape)
+    if len(stored) % prod(shape):
+        raise ValueError(f"it has {len(stored)} numbers, {prod(shape)} belong to a value")
+    return stored.reshape(-1, *shape)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -446,26 +389,24 @@ class WrittenFeature:
 
     @property
     def encoding(self) -> Literal["png", "zlib", "bytes", "none"]:
-        size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
         if self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] in (1, 3, 4):
             return "png"
-        if self.dtype != "float32" and size >= _LARGE:
+        if self.dtype != "float32" and prod(self.shape) * np.dtype(self.dtype).itemsize >= _LARGE:
             return "zlib"
         return "bytes" if self.dtype == "float64" else "none"
 
     def to_json(self) -> dict[str, Any]:
-        shape = {"dimensions": [str(size) for size in self.shape]} if self.shape else {}
+        about = {"shape": {"dimensions": [str(size) for size in self.shape]} if self.shape else {}, "dtype": self.dtype}
         if self.encoding == "png":
-            about = {"shape": shape, "dtype": self.dtype, "encodingFormat": "png"}
-            return {"pythonClassName": f"{_CLASSES}.image_feature.Image", "image": about}
-        about = {"shape": shape, "dtype": self.dtype, "encoding": self.encoding}
-        return {"pythonClassName": f"{_CLASSES}.tensor_feature.Tensor", "tensor": about}
+            return {"pythonClassName": f"{_CLASSES}.image_feature.Image", "image": {**about, "encodingFormat": "png"}}
+        tensor = {**about, "encoding": self.encoding}
+        return {"pythonClassName": f"{_CLASSES}.tensor_feature.Tensor", "tensor": tensor}
 
     def encode(self, rows: np.ndarray) -> list[bytes]:
         """Values ``[n, *shape]`` as byte strings, for the encodings other than none."""
         if self.encoding == "png":
             return [encode_png(row) for row in rows]
-        plain = [np.ascontiguousarray(row, np.dtype(self.dtype).newbyteorder("<")).tobytes() for row in rows]
+        plain = [row.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes() for row in rows]
         return [zlib.compress(one) for one in plain] if self.encoding == "zlib" else plain
 
 
@@ -475,53 +416,44 @@ class EpisodeFolder:
 
     def __init__(self, folder: Path, name: str, version: str, features: Sequence[WrittenFeature]) -> None:
         self._folder, self._name, self._version, self._features = folder, name, version, features
-        self._lengths: list[int] = []
-        self._bytes = 0
-        self._file: io.BufferedWriter | None = None
+        #: Episodes and bytes of each file. Until their number is known, the last part of their names is missing.
+        self._lengths, self._bytes = list[int](), list[int]()
         folder.mkdir(parents=True)
 
     def add(self, lists: Mapping[str, Value]) -> None:
         """Append an episode: the list of each feature, by its path."""
         record = encode_record(encode_example({f"{STEPS}/{name}": values for name, values in lists.items()}))
-        if self._file is None or self._file.tell() >= _FILE_BYTES:
-            self._close()
-            self._file = (self._folder / f"{len(self._lengths):05d}").open("wb")
+        if not self._bytes or self._bytes[-1] >= _FILE_BYTES:
             self._lengths.append(0)
-        self._bytes += self._file.write(record)
+            self._bytes.append(0)
+        with self._file(len(self._lengths) - 1).open("ab") as file:
+            file.write(record)
         self._lengths[-1] += 1
+        self._bytes[-1] += len(record)
 
     def finish(self, description: str, citation: str | None) -> None:
         """Name the files, and describe them."""
-        self._close()
-        count = len(self._lengths)
-        for number in range(count):
-            name = f"{self._name}-train.tfrecord-{number:05d}-of-{count:05d}"
-            (self._folder / f"{number:05d}").rename(self._folder / name)
-        split = {
-            "name": "train",
-            "filepathTemplate": _TEMPLATE,
-            "numBytes": str(self._bytes),
-            "shardLengths": [str(length) for length in self._lengths],
-        }
+        for number in range(len(self._lengths)):
+            file = self._file(number)
+            file.rename(f"{file}-of-{len(self._lengths):05d}")
+        split: dict[str, Any] = {"name": "train", "filepathTemplate": _TEMPLATE, "numBytes": str(sum(self._bytes))}
+        split["shardLengths"] = [str(length) for length in self._lengths]
         about = {"name": self._name, "version": self._version, "fileFormat": _FORMAT, "splits": [split]}
         about |= {"moduleName": "rbdata", "description": description} | ({"citation": citation} if citation else {})
-        steps = {"feature": _tree(self._features), "length": "-1"}
+        features: dict[str, Any] = {}
+        for feature in self._features:
+            *folders, last = feature.name.split("/")
+            inside = features
+            for folder in folders:
+                inside = inside.setdefault(folder, _dictionary({}))["featuresDict"]["features"]
+            inside[last] = feature.to_json()
+        steps = {"feature": _dictionary(features), "length": "-1"}
         top = {STEPS: {"pythonClassName": f"{_CLASSES}.dataset_feature.Dataset", "sequence": steps}}
         for name, record in (("dataset_info.json", about), ("features.json", _dictionary(top))):
             (self._folder / name).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def _tree(features: Sequence[WrittenFeature]) -> dict[str, Any]:
-    """``features.json`` of features with these paths."""
-    nested: dict[str, list[WrittenFeature]] = {}
-    for feature in features:
-        top, _, rest = feature.name.partition("/")
-        nested.setdefault(top, []).append(replace(feature, name=rest))
-    return _dictionary({top: _tree(some) if some[0].name else some[0].to_json() for top, some in nested.items()})
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{self._name}-train.tfrecord-{number:05d}"
 
 
 def _dictionary(features: Mapping[str, Any]) -> dict[str, Any]:

@@ -340,16 +340,13 @@ class RldsEpisodes(EpisodeReader):
     def _leaves(self, values: Values, rows: int) -> Iterator[tuple[str, Rows]]:
         """The first rows of a feature by their leaf. A feature of the episode has its value in each row."""
         feature, key, hint = values.feature, self.keys[values.feature.name], _LONGER.format(self.most)
-        shape, dtype, blocks = values.shape, _leaf_dtype(feature), values.blocks()
-        if feature.kind == "text":
-            shape, bounds = (self.most,), row_blocks(len(values.strings), self.most)
-            blocks = (text_rows(values.strings[low:high], self.most, values.where, hint) for low, high in bounds)
-        elif feature.items == -1:
+        shape, dtype, blocks, content = values.shape, _leaf_dtype(feature), values.blocks(), values.content
+        if feature.kind == "text" and not isinstance(content, np.ndarray):
+            shape, bounds = (self.most,), row_blocks(len(content), self.most)
+            blocks = (text_rows(content[low:high], self.most, values.where, hint) for low, high in bounds)
+        elif values.lengths is not None:
             shape, blocks = (self.most, *shape), values.padded(self.most, hint)
-            yield self.keys[f"{feature.name}/length"], values.sizes()[:rows]
-        elif feature.kind == "numbers" or feature.items is not None or not shape:
-            shape = (feature.items, *shape) if feature.items is not None else shape
-            blocks = iter([values.elements().reshape(-1, *shape)])
+            yield self.keys[f"{feature.name}/length"], values.lengths[:rows]
         if not feature.in_steps:
             blocks = _repeated(blocks, rows)
         stored = (cast_rows(block, dtype, values.where) for block in blocks)
