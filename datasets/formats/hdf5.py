@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import product
+from itertools import product, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     import h5py
 
 
-#: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more holds nothing.
-_LARGEST_RATIO = 1200
+#: HDF5's filters shrink data at most about 1030-fold (deflate): an array that declares more, and not few bytes, holds nothing.
+_LARGEST_RATIO, _FEW_BYTES = 1200, 1 << 16
 #: Limit of the nesting of groups.
 DEEPEST = 16
 
@@ -108,15 +108,22 @@ def unread_part(group: Any, name: str) -> str:
         return f"it is a link to {link.filename}, and links to other files are not followed"
     if isinstance(link, h5py.SoftLink) and group.get(name) is None:
         return "its link leads nowhere"
-    item = group[name]
-    if not isinstance(item, h5py.Dataset):
-        return ""
-    if problem := unknown_filter(item.id):
-        return f"it is {problem}: h5repack -f GZIP=4 IN OUT repacks it"
-    if item.external or item.is_virtual:
-        other = item.external[0][0] if item.external else item.virtual_sources()[0].file_name
-        return f"its values are in another file, {other}, which is not read: write them into this one"
-    return ""
+    how, hint = _unreadable(group[name].id) if isinstance(group[name], h5py.Dataset) else ("", "")
+    return how and f"it is {how}: {hint}"
+
+
+def _unreadable(array: Any) -> tuple[str, str]:
+    """How an array (``h5py.h5d.DatasetID``) is stored, and what to do about it, if it is not read."""
+    from h5py import h5d, h5z
+
+    properties = array.get_create_plist()
+    is_virtual = properties.get_layout() == h5d.VIRTUAL
+    if is_virtual or properties.get_external_count():
+        other = properties.get_virtual_filename(0) if is_virtual else properties.get_external(0)[0].decode()
+        return f"kept in another file, {other}, which is not read", "write its values into this one"
+    missing = [number for number in _filters_of(properties) if not h5z.filter_avail(number)]
+    how = f"packed by HDF5's filter {missing[0]}, which h5py does not have" if missing else ""
+    return how, "h5repack -f GZIP=4 IN OUT repacks it"
 
 
 def arrays_below(top: Any, name: str, most: int = 10_000) -> Iterator[tuple[str, h5py.Dataset]]:
@@ -128,59 +135,43 @@ def arrays_below(top: Any, name: str, most: int = 10_000) -> Iterator[tuple[str,
 
     seen: set[Any] = set()
     count = 0
-    stack = [("", top["/"] if isinstance(top, h5py.File) else top, 0)]
+    stack = [("", top["/"] if isinstance(top, h5py.File) else top)]
     while stack:
-        prefix, group, depth = stack.pop()
+        prefix, group = stack.pop()
         for key in group:
-            path = prefix + key
-            count += 1
-            if count > most or depth > DEEPEST or key in (".", ".."):
+            path, count = prefix + key, count + 1
+            if count > most or path.count("/") > DEEPEST:
                 raise CorruptSourceError(f"{name}: too many or too deep objects ({path!r})")
             if not isinstance(group.get(key, getlink=True), h5py.HardLink):
                 message = f"{name}: {path} is a link to somewhere else, which is not followed"
                 raise CorruptSourceError(message, hint="the provider's files have none: use another mirror (--mirror)")
             item = group[key]
             # A group may contain itself, an array may have a hundred names.
-            if not isinstance(item, (h5py.Group, h5py.Dataset)) or item.id in seen:
+            if item.id in seen:
                 continue
             seen.add(item.id)
             if isinstance(item, h5py.Group):
-                stack.append((path + "/", item, depth + 1))
-            else:
+                stack.append((path + "/", item))
+            elif isinstance(item, h5py.Dataset):
                 yield path, item
 
 
-def check_storage(array: Any, what: str, *, least: int, size: int) -> int:
+def check_storage(array: Any, what: str, size: int) -> int:
     """Refuse an array (``h5py.h5d.DatasetID``) whose values are in other files, or not what its file of ``size`` bytes holds.
 
-    Arrays of up to ``least`` bytes are not compared with what is stored; returns how many bytes that is. Raises
-    CorruptSourceError that names ``what``.
+    Returns how many bytes are stored; arrays of few bytes are not compared with them. Raises CorruptSourceError that names
+    ``what``.
     """
-    from h5py import h5d
-
-    properties = array.get_create_plist()
-    if properties.get_external_count() or properties.get_layout() == h5d.VIRTUAL:
-        raise CorruptSourceError(f"{what} is kept in another file, which is not read")
+    how, hint = _unreadable(array)
+    if how:
+        raise CorruptSourceError(f"{what} is {how}", hint=hint)
     stored: int = array.get_storage_size()
-    if stored > size:
-        raise CorruptSourceError(f"{what} claims {stored} bytes of a file that has {size}")
-    if properties.get_nfilters() and (problem := unknown_filter(array)):
-        raise CorruptSourceError(f"{what} is {problem}", hint="repack it: h5repack -f GZIP=4 IN OUT")
     shape, dtype = array.shape, array.dtype
-    if not shape or dtype.hasobject:
-        return stored  # no values, one value, or text
-    declared = math.prod(shape) * dtype.itemsize
-    if declared > max(stored * _LARGEST_RATIO, least):
+    # Without a shape it has no values; those of text have no size of their own.
+    declared = math.prod(shape) * dtype.itemsize if shape and not dtype.hasobject else 0
+    if declared > max(min(stored, size) * _LARGEST_RATIO, _FEW_BYTES):
         raise CorruptSourceError(f"{what} declares {shape}, {declared} bytes, but holds {stored} bytes")
     return stored
-
-
-def unknown_filter(array: Any) -> str:
-    """How an array (``h5py.h5d.DatasetID``) is packed, if h5py cannot unpack it; else ""."""
-    from h5py import h5z
-
-    missing = [number for number in _filters_of(array.get_create_plist()) if not h5z.filter_avail(number)]
-    return f"packed by HDF5's filter {missing[0]}, which h5py does not have" if missing else ""
 
 
 def has_rows(array: h5py.Dataset) -> bool:
@@ -191,7 +182,7 @@ def has_rows(array: h5py.Dataset) -> bool:
 
 def check_array(array: h5py.Dataset, where: str) -> None:
     """`check_storage` of an array that `has_rows`, and the bytes of a row. Raises CorruptSourceError."""
-    check_storage(array.id, where, least=1 << 16, size=array.file.id.get_filesize())
+    check_storage(array.id, where, array.file.id.get_filesize())
     check_row_bytes(math.prod(array.shape[1:]) * array.dtype.itemsize, where)
 
 
@@ -206,10 +197,11 @@ _BLOCK_BYTES = 4 << 20
 _DEFLATE, _SHUFFLE = 1, 2
 #: Filters that are undone here; HDF5 reads arrays with other filters.
 _UNPACKED_HERE = ((_DEFLATE,), (_SHUFFLE, _DEFLATE))
-#: Smaller chunks cost more to hand to a thread than to unpack; larger ones are not unpacked ahead.
-_SMALLEST_CHUNK, _LARGEST_AHEAD = 1 << 12, 4 << 20
-#: Chunks next to each other that hold the same rows.
-_MOST_BESIDE = 1 << 10
+#: Smaller chunks cost more to hand to a thread than to unpack.
+_SMALLEST_CHUNK = 1 << 12
+
+#: What gives the rows of a chunk, and the cells of the other dimensions that it holds.
+_Chunk: TypeAlias = "tuple[Callable[[], np.ndarray], tuple[slice, ...]]"
 
 
 class ChunkedRows:
@@ -219,31 +211,28 @@ class ChunkedRows:
     """
 
     def __init__(self, dataset: h5py.Dataset, name: str, pool: Executor | None = None, ahead: int = 0) -> None:
-        self._dataset, self._pool, self._name = dataset, pool, name
+        self._dataset, self._name, self._ahead = dataset, name, ahead
         self._filters = _filters_unpacked_here(dataset.id)
-        chunk = math.prod(dataset.chunks) * dataset.dtype.itemsize if self._filters else 0
-        self._ahead = ahead if pool is not None and 0 < chunk <= _LARGEST_AHEAD else 0
-        if chunk < _SMALLEST_CHUNK:
-            self._pool = None
-        #: By strip (as many rows as a chunk has): the cells of the other dimensions that each chunk holds, and what gives it.
-        self._strips: dict[int, list[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]] = {}
+        is_small = not self._filters or math.prod(dataset.chunks) * dataset.dtype.itemsize < _SMALLEST_CHUNK
+        self._pool = None if is_small else pool
+        #: By strip: as many rows as a chunk has.
+        self._strips: dict[int, list[_Chunk]] = {}
 
     def read(self, low: int, high: int) -> np.ndarray:
         """Rows ``low..high-1``; the caller may write to them."""
-        if self._filters is None or low == high:
+        if not self._filters or low == high:
             return plain_bools(self._dataset[low:high])
-        size = self._dataset.chunks[0]
-        for strip in range(low // size, (min(high + self._ahead, len(self._dataset)) - 1) // size + 1):
+        size, last = self._dataset.chunks[0], len(self._dataset) - 1
+        for strip in range(low // size, min(high - 1 + (self._ahead if self._pool else 0), last) // size + 1):
             if strip not in self._strips:
                 self._strips[strip] = list(self._chunks(strip))
         out = np.empty((high - low, *self._dataset.shape[1:]), self._dataset.dtype)
         for strip in range(low // size, (high - 1) // size + 1):
             first = strip * size
             begin, end = max(low, first), min(high, first + size)
-            for cells, unpacked in self._strips[strip]:
-                out[(slice(begin - low, end - low), *cells)] = unpacked()[begin - first : end - first]
-        for strip in [strip for strip in self._strips if (strip + 1) * size <= high]:
-            del self._strips[strip]
+            for rows, cells in self._strips[strip]:
+                out[(slice(begin - low, end - low), *cells)] = rows()[begin - first : end - first]
+        self._strips = {strip: chunks for strip, chunks in self._strips.items() if (strip + 1) * size > high}
         return plain_bools(out)
 
     def all(self) -> np.ndarray:
@@ -258,14 +247,14 @@ class ChunkedRows:
             with damage_reported(self._name):
                 yield self.read(first, min(first + size, high))
 
-    def _chunks(self, strip: int) -> Iterator[tuple[tuple[slice, ...], Callable[[], np.ndarray]]]:
+    def _chunks(self, strip: int) -> Iterator[_Chunk]:
         """The chunks of a strip; with a pool they are being unpacked."""
         shape, (rows, *chunks) = self._dataset.shape[1:], self._dataset.chunks
-        for corner in product(*(range(0, size, chunk) for size, chunk in zip(shape, chunks))):
+        for corner in product(*map(range, repeat(0), shape, chunks)):
             cells = tuple(slice(at, min(at + chunk, size)) for at, chunk, size in zip(corner, chunks, shape))
             inside = tuple(slice(0, cell.stop - cell.start) for cell in cells)
             unpack = partial(self._unpack, (strip * rows, *corner), inside)
-            yield cells, cache(unpack) if self._pool is None else self._pool.submit(unpack).result
+            yield self._pool.submit(unpack).result if self._pool else cache(unpack), cells
 
     def _unpack(self, offset: tuple[int, ...], inside: tuple[slice, ...]) -> np.ndarray:
         from isal import isal_zlib
@@ -274,7 +263,7 @@ class ChunkedRows:
         chunks, dtype = self._dataset.chunks, self._dataset.dtype
         where, size = f"{self._name}: {self._dataset.name}, the chunk at {offset}", math.prod(chunks) * dtype.itemsize
         mask, data = self._dataset.id.read_direct_chunk(offset)
-        applied = [filter for number, filter in enumerate(self._filters or ()) if not mask >> number & 1]
+        applied = [filter for number, filter in enumerate(self._filters) if not mask >> number & 1]
         if _DEFLATE in applied:
             stream = isal_zlib.decompressobj()
             try:
@@ -290,23 +279,21 @@ class ChunkedRows:
         return np.frombuffer(data, dtype).reshape(chunks)[(slice(None), *inside)]
 
 
-def _filters_unpacked_here(array: Any) -> tuple[int, ...] | None:
-    """The filters of an array (``h5py.h5d.DatasetID``) whose chunks are unpacked here; None where HDF5 reads it."""
+def _filters_unpacked_here(array: Any) -> tuple[int, ...]:
+    """The filters of an array (``h5py.h5d.DatasetID``) whose chunks are unpacked here; none where HDF5 reads it."""
     from h5py import h5d, h5t
 
     properties, dtype = array.get_create_plist(), array.dtype
-    if properties.get_layout() != h5d.CHUNKED or dtype.hasobject or 0 in array.shape:
-        return None
     filters = _filters_of(properties)
-    if filters not in _UNPACKED_HERE or not array.get_type().equal(h5t.py_create(dtype)):
-        return None
+    if properties.get_layout() != h5d.CHUNKED or filters not in _UNPACKED_HERE or 0 in array.shape:
+        return ()
+    if dtype.hasobject or not array.get_type().equal(h5t.py_create(dtype)):
+        return ()
     chunks = properties.get_chunk()
-    size, grid = math.prod(chunks) * dtype.itemsize, [-(-all // one) for all, one in zip(array.shape, chunks)]
-    beside = math.prod(grid[1:])
-    if beside > _MOST_BESIDE or size * beside > most_unpacked(array.get_storage_size()):
-        return None
+    grid = [-(-all // one) for all, one in zip(array.shape, chunks)]
+    is_large = math.prod(grid[1:]) * math.prod(chunks) * dtype.itemsize > most_unpacked(array.get_storage_size())
     # Chunks that were never written are not in the file; HDF5 fills them in.
-    return filters if array.get_num_chunks() == math.prod(grid) else None
+    return () if is_large or array.get_num_chunks() != math.prod(grid) else filters
 
 
 def _filters_of(properties: Any) -> tuple[int, ...]:

@@ -72,7 +72,7 @@ def survey(file: h5py.File, name: str) -> FileContents:
         message = f"{name} is not a D4RL file: it has no {', '.join(missing)}"
         there = ", ".join(sorted(found)[:12]) or "nothing"
         raise CorruptSourceError(message, hint=f"it holds {there}; --source arrays reads any file of arrays")
-    stored = sum(check_storage(one.id, f"{name}: {path}", least=1 << 16, size=size) for path, one in found.items())
+    stored = sum(check_storage(one.id, f"{name}: {path}", size) for path, one in found.items())
     if stored > size:
         raise CorruptSourceError(f"{name}: its arrays claim {stored} bytes of a file that has {size}")
     here, after = found["observations"], found.get("next_observations")

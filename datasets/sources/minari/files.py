@@ -174,7 +174,7 @@ class MinariHdf5:
 
     def _field(self, episode: int, path: str) -> Field:
         array = self._array(episode, path)
-        hdf5.check_storage(array, f"{self._name}: episode_{episode}/{path}", least=1 << 16, size=self._size)
+        hdf5.check_storage(array, f"{self._name}: episode_{episode}/{path}", self._size)
         dtype, shape = array.dtype.newbyteorder("="), array.shape
         if not shape:
             return Field(0, None, why=f"its shape is {shape}, not one row a step")

@@ -152,6 +152,6 @@ def test_an_array_whose_values_are_in_other_files_is_not_zeros(kind: str, tmp_pa
             layout = h5py.VirtualLayout((3, 2), np.float32)
             layout[:] = h5py.VirtualSource("gone.h5", "obs", (3, 2), np.float32)
             file.create_virtual_dataset("obs", layout)
-    with pytest.raises(RbdataError, match=r"its values are in another file, gone\.(raw|h5)") as caught:
+    with pytest.raises(RbdataError, match=r"it is kept in another file, gone\.(raw|h5)") as caught:
         rbdata.convert(tmp_path / "all.h5", "my/own", root=tmp_path, source="arrays")
     assert "all.h5" in str(caught.value)
