@@ -1,30 +1,32 @@
-"""Killed and continued: the same bytes as if nothing had happened. Twenty kills in a row: ``benchmarks/preprocess.py``."""
+"""Killed and continued: the same bytes as if nothing had happened."""
 
 from __future__ import annotations
 
 import os
-import random
 import signal
-import subprocess
-import time
-from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
 import pytest
 from preprocess_tools import lasting, make_input, run
-from processes import RBDATA, start_interruptible
+from processes import start_command, wait_until
+from rbdata.cli import run as rbdata
 from rbdata.datasets.local import list_local
 from rbdata.preprocess.request import Listener, PreprocessRequest
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 
-SLOW = """
+#: Where there is a file ``hold``, it waits at the step that this says: the run is caught in the middle.
+FUNCTION = """
 import time
+from pathlib import Path
 import torch
-def fn(td):
-    time.sleep(0.01)
+def fn(td, step):
+    hold = Path({hold!r})
+    while hold.exists() and int(step[0]) >= int(hold.read_text()):
+        time.sleep(0.01)
     td["noise"] = torch.rand(len(td))
     td["next", "reward"] = td["next", "reward"] * 2
     return td
@@ -32,18 +34,10 @@ def fn(td):
 
 
 @pytest.fixture
-def slow(tmp_path) -> str:
-    (tmp_path / "slow.py").write_text(SLOW)
+def fn(tmp_path) -> str:
+    (tmp_path / "mine.py").write_text(FUNCTION.format(hold=str(tmp_path / "hold")))
     make_input(tmp_path, "zstd")
-    return f"{tmp_path}/slow.py:fn"
-
-
-def words(root: Path, fn: str, dest: str, *more: object) -> list[str]:
-    """A run of about 60 batches, in 4 chunks."""
-    return [
-        *("preprocess", "my/input", "--fn", fn, "--dest", dest, "--root", str(root), "--batch-size", "7"),
-        *map(str, more),
-    ]
+    return f"{tmp_path}/mine.py:fn"
 
 
 def dest_files(root: Path, name: str) -> dict:
@@ -55,10 +49,10 @@ def dest_files(root: Path, name: str) -> dict:
 
 
 class TestStopped:
-    def test_between_chunks(self, tmp_path, slow):
+    def test_between_chunks(self, tmp_path, fn):
         """Stopped after each of its chunks in turn, and gone on with."""
         options = {"batch_size": 7, "procs": 0}
-        calm = run(tmp_path, slow, dest="my/calm", **options)
+        calm = run(tmp_path, fn, dest="my/calm", **options)
 
         class Stop(Exception):
             pass
@@ -66,7 +60,7 @@ class TestStopped:
         def stop(index: int) -> None:
             raise Stop
 
-        request = PreprocessRequest("my/input", [slow], "my/stopped", root=tmp_path, **options)
+        request = PreprocessRequest("my/input", [fn], "my/stopped", root=tmp_path, **options)
         stops, seen = 0, []
         while True:
             try:
@@ -83,10 +77,10 @@ class TestStopped:
         assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 
     @pytest.mark.parametrize("what", ["rows", "changed rows", "record", "dictionary"])
-    def test_files_lost_meanwhile(self, tmp_path, slow, what):
+    def test_files_lost_meanwhile(self, tmp_path, fn, what):
         """What is said to be done must be there; else it is done again."""
         options = {"batch_size": 7, "procs": 0, "codec": "zstd" if what == "dictionary" else "auto"}
-        run(tmp_path, slow, dest="my/calm", **options)
+        run(tmp_path, fn, dest="my/calm", **options)
         seen = []
 
         def stop(index: int) -> None:
@@ -96,7 +90,7 @@ class TestStopped:
 
         with pytest.raises(KeyboardInterrupt):
             preprocess(
-                PreprocessRequest("my/input", [slow], "my/lost", root=tmp_path, **options), Listener(on_part_done=stop)
+                PreprocessRequest("my/input", [fn], "my/lost", root=tmp_path, **options), Listener(on_part_done=stop)
             )
         working = tmp_path / "my" / ".lost.writing"
         if what == "rows":
@@ -108,72 +102,66 @@ class TestStopped:
             next((working / ".parts").glob("*/part.json")).unlink()
         else:
             (working / "observation" / "dictionary").unlink()
-        run(tmp_path, slow, dest="my/lost", **options)
+        run(tmp_path, fn, dest="my/lost", **options)
         assert dest_files(tmp_path, "lost") == dest_files(tmp_path, "calm")
 
 
-def test_a_run_that_finds_everything_done_removes_what_a_killed_one_left(tmp_path, slow):
-    run(tmp_path, slow, dest="my/done", procs=0)
+def test_a_run_that_finds_everything_done_removes_what_a_killed_one_left(tmp_path, fn):
+    run(tmp_path, fn, dest="my/done", procs=0)
     (tmp_path / "my" / ".done.lock").write_text('{"pid": 1073741824, "host": "gone"}')
     os.utime(tmp_path / "my" / ".done.lock", (0, 0))
-    run(tmp_path, slow, dest="my/done", procs=0)
+    run(tmp_path, fn, dest="my/done", procs=0)
     assert not (tmp_path / "my" / ".done.lock").exists()
 
 
 class TestKilled:
-    def test_at_random_moments(self, tmp_path, slow):
-        """The whole run or one of its workers, by SIGKILL; CI has a few kills, the benchmark twenty."""
-        run(tmp_path, slow, dest="my/calm", batch_size=7, procs=0)
-        rng = random.Random(int(os.environ.get("RBDATA_TEST_SEED", "0")))
-        kills = int(os.environ.get("RBDATA_TEST_KILLS", "3"))
-        for number in range(kills):
-            process = subprocess.Popen(
-                [*RBDATA, *words(tmp_path, slow, "my/killed", "--procs", 2)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            # Chunks appear once processes are up; before that there is nothing to lose.
-            parts = tmp_path / "my" / ".killed.writing" / ".parts"
-            before = len(list(parts.glob("*/part.json")))
-            deadline = time.monotonic() + 30
-            while process.poll() is None and time.monotonic() < deadline:
-                if len(list(parts.glob("*/part.json"))) > before and number:
-                    break
-                if number == 0 and parts.exists():
-                    break
-                time.sleep(0.005)
-            time.sleep(rng.uniform(0, 0.1))
-            children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-            workers = []  # and their server
-            for child in children:
-                with suppress(psutil.Error):  # one that has just ended
-                    workers += [child] * ("forkserver" in " ".join(child.cmdline()))
-            if workers and number % 2:
-                rng.choice(workers).kill()
-            else:
-                process.kill()
-            process.wait(600)
-        dataset = run(tmp_path, slow, dest="my/killed", batch_size=7, procs=0)
-        assert dest_files(tmp_path, "killed") == dest_files(tmp_path, "calm")
-        assert verify(dataset.path).ok
+    @pytest.fixture
+    def command(self, tmp_path, fn):
+        """The words of a run of about 400 steps in 8 chunks, whose result is that of ``my/calm``."""
+        run(tmp_path, fn, dest="my/calm", batch_size=7, procs=0)
+        words = ("preprocess", "my/input", "--fn", fn, "--root", str(tmp_path), "--batch-size", "7", "--procs", "2")
+        return [*words, "--dest", "my/stopped"]
 
-    def test_ctrl_c(self, tmp_path, slow):
+    def start(self, root, command, hold):
+        """Start the run and let it finish chunks, but none from the step ``hold`` on."""
+        parts = root / "my" / ".stopped.writing" / ".parts"
+        before = len(list(parts.glob("*/part.json")))
+        (root / "hold").write_text(str(hold))
+        process = start_command(command, root / "said")
+        wait_until(lambda: len(list(parts.glob("*/part.json"))) > before)
+        return process
+
+    def test_the_run_or_a_worker(self, tmp_path, command):
+        """By SIGKILL, in the middle of a chunk. ``benchmarks/campaign/kills.py`` kills at random moments."""
+        forkserver.ensure_running()
+        for of_worker, hold in ((False, 120), (True, 230), (False, 340)):
+            others = set(psutil.Process().children(recursive=True))
+            process = self.start(tmp_path, command, hold)
+            workers = [one for one in psutil.Process().children(recursive=True) if one not in others]
+            workers = [one for one in workers if one.pid != process.pid]
+            assert workers and process.is_alive()
+            (workers[0] if of_worker else process).kill()
+            process.join()
+            assert process.exitcode == (1 if of_worker else -signal.SIGKILL)
+            psutil.wait_procs(workers)
+        (tmp_path / "hold").unlink()
+        assert rbdata(command) == 0
+        assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
+        assert verify(tmp_path / "my" / "stopped").ok
+
+    def test_ctrl_c(self, tmp_path, command, capfd):
         """Exit code 130, what is finished is kept, and the message says how to go on."""
-        run(tmp_path, slow, dest="my/calm", batch_size=7, procs=0)
-        command = [*RBDATA, *words(tmp_path, slow, "my/stopped", "--procs", 1)]
-        process = start_interruptible(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        parts = tmp_path / "my" / ".stopped.writing" / ".parts"
-        while process.poll() is None and not any(parts.glob("*/part.json")):
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, told = process.communicate(timeout=600)
-        assert (process.returncode, out) == (130, "")
-        assert "of my/stopped are kept" in told
-        assert f"continue with: rbdata preprocess my/input --fn {slow}" in told
-        assert "Traceback" not in told
-        again = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert again.returncode == 0
-        assert "continuing:" in again.stderr
+        process = self.start(tmp_path, command, 120)
+        os.kill(process.pid, signal.SIGINT)
+        process.join()
+        said = (tmp_path / "said").read_text()
+        assert process.exitcode == 130
+        assert "of my/stopped are kept" in said
+        assert f"continue with: rbdata preprocess my/input --fn {tmp_path}" in said
+        assert "Traceback" not in said
+        (tmp_path / "hold").unlink()
+        assert rbdata(command) == 0
+        assert "continuing:" in capfd.readouterr().err
         assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 
 

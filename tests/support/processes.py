@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, redirect_stdout
-from multiprocessing.context import ForkServerProcess
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from multiprocessing.context import ForkProcess, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,23 @@ def _execute(code: str, arguments: Sequence[str], variables: dict[str, str], out
     sys.argv[1:] = arguments
     with output.open("w") if output else nullcontext(sys.stdout) as stdout, redirect_stdout(stdout):
         exec(code, {"__name__": "__main__"})
+
+
+def start_command(words: Sequence[str], said: Path) -> ForkProcess:
+    """Start ``rbdata WORDS`` in a fork of this process, which Ctrl-C (SIGINT) ends. Its workers come from this process's fork
+    server. What it prints is written to the file ``said``. Call it from the main thread."""
+    process = multiprocessing.get_context("fork").Process(target=_command, args=(words, said))
+    process.start()
+    return process
+
+
+def _command(words: Sequence[str], said: Path) -> None:
+    from rbdata.cli import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv[:] = ["rbdata", *words]
+    with said.open("w") as file, redirect_stdout(file), redirect_stderr(file):
+        main()
 
 
 def start_interruptible(command: Sequence[str], **settings: Any) -> subprocess.Popen[str]:
