@@ -56,15 +56,15 @@ def test_every_function_is_here():
 
 @pytest.mark.parametrize(("name", "layout", "args"), ALONE)
 def test_alone(name, layout, args, tmp_path):
-    make_input(tmp_path, layout)
-    made = run(tmp_path, f"rbdata:{name}", args=args, batch_size=9, procs=0)
+    make_input(tmp_path, layout, count=20)
+    made = run(tmp_path, f"rbdata:{name}", args=args, batch_size=16, procs=0)
     function = partial(find_builtin(name), **args)
     statistics = made.statistics.get(name)
     fit = traits_of(find_builtin(name)).fit
     assert (statistics is not None) == (fit is not None and fit.needed(**args))
     if statistics is not None:
         function = partial(function, statistics=statistics)
-    whole, lengths = plain(Dataset(tmp_path / "my/input"), function, traits_of(find_builtin(name)).per, 9)
+    whole, lengths = plain(Dataset(tmp_path / "my/input"), function, traits_of(find_builtin(name)).per, 16)
     found = made.to_tensordict()
     assert set(found.keys(True, True)) == set(whole.keys(True, True))
     for key in whole.keys(True, True):

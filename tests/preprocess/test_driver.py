@@ -28,7 +28,7 @@ BATCH = 7
 @pytest.fixture(scope="module")
 def engines():
     """Processes are kept from one test to the next."""
-    made = {procs: open_local(procs) for procs in (0, 1, 2, 5)}
+    made = {procs: open_local(procs) for procs in (0, 1, 3)}
     yield made
     for engine in made.values():
         engine.close()
@@ -48,16 +48,20 @@ CASES = {
 
 
 class TestSameBytes:
-    @pytest.mark.parametrize("layout", ["flat", "raw", "zstd"])
-    @pytest.mark.parametrize(("per", "fn"), [(per, fn) for per, functions in CASES.items() for fn in functions])
+    @pytest.mark.parametrize(
+        ("per", "fn", "layout"),
+        [
+            *((per, fn, layout) for per, some in CASES.items() for fn in some for layout in ("flat", "zstd")),
+            *((per, some[0], "raw") for per, some in CASES.items()),
+        ],
+    )
     def test_as_a_plain_loop(self, layout, per, fn, inputs, engines, tmp_path):
         source = inputs[layout]
         before = contents(source)
         codec = "zstd" if layout == "zstd" else "raw"
         whole, lengths = plain(Dataset(source), fn, per, BATCH)
         made = []
-        numbers = (1, 2, 5) if fn is CASES[per][0] else (2,)
-        for procs in numbers if layout == "zstd" else (0,):
+        for procs in (1, 3) if layout == "zstd" and fn is CASES[per][0] else (0,):
             dataset = run(
                 tmp_path / str(procs),
                 fn,
@@ -91,7 +95,7 @@ class TestSameBytes:
                     open_engine=engines[procs],
                 ).path
             )
-            for number, (procs, seed) in enumerate([(1, 0), (5, 0), (1, 1)])
+            for number, (procs, seed) in enumerate([(0, 0), (3, 0), (0, 1)])
         ]
         assert made[0] == made[1]
         assert made[0]["noise.memmap"] != made[2]["noise.memmap"]

@@ -76,8 +76,7 @@ class TestWindows:
         elif layout == "zstd":
             assert dataset.schema["observation"].kind == "state"
 
-    @pytest.mark.parametrize("layout", ["flat", "zstd"])
-    @pytest.mark.parametrize("length", [1, 4, 100])
+    @pytest.mark.parametrize(("layout", "length"), [("flat", 1), ("zstd", 4), ("flat", 100)])
     def test_slices(self, inputs, layout, length):
         from rbdata.preprocess.request import ReadOptions
 
@@ -108,8 +107,9 @@ class TestWindows:
         assert torch.equal(dataset["next/terminated"], source["next/terminated"])
         assert check_invariants(dataset.path, dataset.manifest) == []
 
-    @pytest.mark.parametrize("per", ["batch", "sample", "episode"])
-    @pytest.mark.parametrize("number", [1, 30, 10_000])
+    @pytest.mark.parametrize(
+        ("per", "number"), [("batch", 1), ("sample", 30), ("episode", 30), ("batch", 30), ("episode", 10_000)]
+    )
     def test_first_steps_only(self, inputs, per, number):
         dataset = run(inputs, double_rewards, source="my/flat", dest="my/first", num_frames=number, per=per, force=True)
         source = Dataset(inputs / "my" / "flat")

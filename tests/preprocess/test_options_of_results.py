@@ -81,20 +81,19 @@ class TestSplit:
             "def rows(td, episode, step):\n"
             "    return td.set('n', torch.as_tensor(episode)).set('t', torch.as_tensor(step))\n"
         )
-        for select in ([], ["--episodes", "3-30", "--top", "20", "--shuffle-episodes", "1"]):
-            for per, split in (("episode", True), ("batch", True), ("sample", False)):
-                words = [
-                    "preprocess",
-                    "my/input",
-                    "--fn",
-                    f"{root}/numbers.py:{'whole' if per == 'episode' else 'rows'}",
-                ]
-                words += [*select, *(["--split", "a=0.5,b=0.5"] if split else []), "--per", per, "--procs", "1"]
-                assert command([*words, "--dest", "my/out", "--force"]) == 0
-                for name in ("out-a", "out-b") if split else ("out",):
-                    made = Dataset(root / "my" / name)
-                    assert torch.equal(made["observation"], dataset["observation"][made["t"]])
-                    assert torch.equal(made["n"], dataset.episode_of(made["t"]))
+        select = ["--episodes", "3-30", "--top", "20", "--shuffle-episodes", "1"]
+        split = ["--split", "a=0.5,b=0.5"]
+        for fn, per, more in (
+            ("whole", "episode", split),
+            ("rows", "batch", [*select, *split]),
+            ("rows", "sample", select),
+        ):
+            words = ["preprocess", "my/input", "--fn", f"{root}/numbers.py:{fn}", "--per", per, *more]
+            assert command([*words, "--procs", "1", "--dest", "my/out", "--force"]) == 0
+            for name in ("out-a", "out-b") if "--split" in more else ("out",):
+                made = Dataset(root / "my" / name)
+                assert torch.equal(made["observation"], dataset["observation"][made["t"]])
+                assert torch.equal(made["n"], dataset.episode_of(made["t"]))
 
     @pytest.mark.parametrize(
         ("split", "match"),
