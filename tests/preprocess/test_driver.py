@@ -121,7 +121,7 @@ class TestAnyChunks:
             made.append(lasting(preprocess(request, Listener(on_part_done=done.append)).path))
             parts.append(len(done))
         assert made[0] == made[1]
-        assert parts[0] > 15 > parts[1] == len(made[0]["rbdata.json"]["parts"])
+        assert parts[0] > 12 > parts[1] == len(made[0]["rbdata.json"]["parts"])
         assert verify(tmp_path / "1000" / "my" / "output").ok
 
     def test_zeros_of_both_signs_across_chunks(self, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def episode_keys(dataset) -> list[bytes]:
 
 class TestSplit:
     def test_each_episode_is_in_one_part(self, root):
-        make_input(root)
+        make_input(root, count=40)
         folder = rbdata.preprocess("my/input", dest="my/a", split={"train": 0.75, "val": 0.25}, procs=0)
         parts = {name: Dataset(folder / f"a-{name}") for name in ("train", "val")}
         whole = episode_keys(Dataset(root / "my/input"))
@@ -42,7 +42,7 @@ class TestSplit:
             assert verify(part.path).ok and check_invariants(part.path, part.manifest) == []
 
     def test_the_seed_decides(self, root):
-        make_input(root)
+        make_input(root, count=40)
         made = {}
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             rbdata.preprocess("my/input", dest=f"my/{name}", split={"x": 0.5, "y": 0.3}, seed=seed, procs=0)
@@ -71,7 +71,7 @@ class TestSplit:
 
     def test_numbers_of_episodes_and_steps_are_those_of_the_input(self, root):
         """Also those of a selection, of which the shares are drawn; in worker processes."""
-        source = make_input(root)
+        source = make_input(root, count=40)
         dataset = Dataset(source)
         (root / "numbers.py").write_text(
             "import torch\n\n\n"

@@ -36,7 +36,7 @@ def fn(td, step):
 @pytest.fixture
 def fn(tmp_path) -> str:
     (tmp_path / "mine.py").write_text(FUNCTION.format(hold=str(tmp_path / "hold")))
-    make_input(tmp_path, "zstd")
+    make_input(tmp_path, "zstd", count=40)
     return f"{tmp_path}/mine.py:fn"
 
 

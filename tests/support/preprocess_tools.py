@@ -27,8 +27,8 @@ from tensordict import TensorDict
 FRAME = (24, 24, 3)  # 1,728 bytes: large enough to be stored once
 
 
-def make_input(root: Path, layout: str = "flat", *, count: int = 40, seed: int = 0, id: str = "my/input") -> Path:
-    """A dataset of about 400 steps; frames unless it is ``flat``. Written once for all tests, and copied for each."""
+def make_input(root: Path, layout: str = "flat", *, count: int = 24, seed: int = 0, id: str = "my/input") -> Path:
+    """A dataset of about 250 steps; frames unless it is ``flat``. Written once for all tests, and copied for each."""
     return Path(shutil.copytree(_input(layout, count, seed, id), root / id))
 
 
