@@ -39,7 +39,7 @@ def mirror(tmp_path_factory):
 def source(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(codecs.CODECS, "toy", ("toy_codec", "ToyCodec"))
-        return tools.make_input(tmp_path_factory.mktemp("input"), "toy")
+        return tools.make_input(tmp_path_factory.mktemp("input"), "toy", count=40)
 
 
 def damage(path: Path, at: int = 20) -> None:
