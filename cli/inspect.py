@@ -114,11 +114,6 @@ def run(
         _show(path, manifest, overview, cached)
     for target in targets.values():
         out.note(f"wrote {target}")
-    if frames is not None:
-        from ..datasets.card.frames import frame_leaves
-
-        if others := [leaf.name for leaf in frame_leaves(manifest.schema)[1:]]:
-            out.note(f"of several leaves with frames the first is drawn, without {', '.join(others)}")
 
 
 def _show(path: Path, manifest: Manifest, found: Overview, cached: dict[str, Any]) -> None:

@@ -48,10 +48,13 @@ def frame_leaves(schema: Schema) -> list[Leaf]:
     return leaves
 
 
-def frame_leaf(dataset: Dataset) -> Leaf:
-    """The first of the `frame_leaves`. Without one, raises UsageError naming the leaves."""
+def leaves_with_frames(dataset: Dataset) -> list[Leaf]:
+    """Return the `frame_leaves` of a dataset, such as the cameras of a robot.
+
+    Without one, raises UsageError naming the leaves.
+    """
     if leaves := frame_leaves(dataset.schema):
-        return leaves[0]
+        return leaves
     parts = [f"{leaf.name} {leaf.dtype} {list(leaf.shape)}" for leaf in dataset.schema if leaf.constant is None]
     held = ", ".join(part for part in parts if not part.startswith("next/"))
     raise UsageError(f"{dataset.id} holds no frames", hint=f"its tensors are {held}; --plot shows their distributions")
@@ -162,46 +165,59 @@ def choose_strips(dataset: Dataset, episodes: Sequence[int] = ()) -> list[Strip]
 
 
 def draw_sheet(dataset: Dataset, strips: Sequence[Strip]) -> Image:
-    """The sheet. Raises UsageError for a dataset without frames."""
+    """Draw the steps of each strip in rows of ``ACROSS``, for each leaf with frames one below the other.
+
+    Raises UsageError for a dataset without frames.
+    """
     from PIL import Image, ImageDraw, ImageFont
 
-    leaf = frame_leaf(dataset)
+    leaves = leaves_with_frames(dataset)
     rewards = dataset.rows["next/reward"]
-    pictures = [[enlarged(one, _SHEET_SIDE) for one in read_pictures(dataset, leaf, strip.steps)] for strip in strips]
-    width, height = pictures[0][0].size
-    wide = max(width, 116)  # room for a caption
-    rows = sum(-(-len(strip.steps) // ACROSS) for strip in strips)
+    pictures = [
+        [[enlarged(one, _SHEET_SIDE) for one in read_pictures(dataset, leaf, strip.steps)] for leaf in leaves]
+        for strip in strips
+    ]
+    wide = max(116, *(images[0].width for images in pictures[0]))  # at least room for a caption
     across = min(ACROSS, max(len(strip.steps) for strip in strips))
+    named = _CAPTION if len(leaves) > 1 else 0  # the name of the leaf
+    room = sum(images[0].height + _CAPTION + _GAP for images in pictures[0])
+    rows = sum(-(-len(strip.steps) // ACROSS) for strip in strips)
     size = (
         max(2 * _MARGIN + across * (wide + _GAP) - _GAP, 560),
-        2 * _MARGIN + 2 * _TITLE + len(strips) * (_TITLE + _GAP) + rows * (height + _CAPTION + _GAP),
+        2 * _MARGIN + 2 * _TITLE + len(strips) * (_TITLE + len(leaves) * named + _GAP) + rows * room,
     )
     sheet = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(sheet)
     large, small, tiny = (ImageFont.load_default(points) for points in (17, 13, 11))
     pen.text((_MARGIN, _MARGIN - 4), dataset.id, _INK, large)
     captions = "a: action, r: reward" if _action(dataset, 0) else "r: reward"
-    stack = ", the last of each stack" if _layout(leaf.shape) == "stack" else ""
-    held = f"{leaf.name}, {leaf.dtype} {list(leaf.shape)}{stack}"
+    held = ", ".join(map(_describe_leaf, leaves))
     about = f"{held}; {amounts.plural(len(dataset.episodes), 'episode')}; {captions}"
     pen.text((_MARGIN, _MARGIN + 18), about, _FAINT, small)
     y = _MARGIN + 2 * _TITLE
-    for strip, images in zip(strips, pictures):
+    for strip, of_leaves in zip(strips, pictures):
         pen.text((_MARGIN, y), describe_strip(dataset, strip), _INK, small)
         y += _TITLE
         totals = rewards.block(strip.steps[0], strip.steps[-1] + 1)[:, 0]
-        for number, (step, image) in enumerate(zip(strip.steps, images)):
-            column = number % ACROSS
-            if number and not column:
-                y += height + _CAPTION + _GAP
-            x = _MARGIN + column * (wide + _GAP)
-            sheet.paste(image, (x, y))
-            reward = f"{float(totals[step - strip.steps[0]]):.3g}"
-            pen.text(
-                (x, y + height + 2), f"step {step - strip.first}{_action(dataset, step)}  r={reward}", _FAINT, tiny
-            )
-        y += height + _CAPTION + 2 * _GAP
+        for leaf, images in zip(leaves, of_leaves):
+            if named:
+                pen.text((_MARGIN, y), leaf.name, _FAINT, tiny)
+                y += named
+            for first in range(0, len(images), ACROSS):
+                for column, image in enumerate(images[first : first + ACROSS]):
+                    step, x = strip.steps[first + column], _MARGIN + column * (wide + _GAP)
+                    sheet.paste(image, (x, y))
+                    reward = f"{float(totals[step - strip.steps[0]]):.3g}"
+                    caption = f"step {step - strip.first}{_action(dataset, step)}  r={reward}"
+                    pen.text((x, y + image.height + 2), caption, _FAINT, tiny)
+                y += images[0].height + _CAPTION + _GAP
+        y += _GAP
     return sheet
+
+
+def _describe_leaf(leaf: Leaf) -> str:
+    stack = ", the last of each stack" if _layout(leaf.shape) == "stack" else ""
+    return f"{leaf.name} {leaf.dtype} {list(leaf.shape)}{stack}"
 
 
 def encode_image(image: Image, suffix: str) -> bytes:
@@ -223,26 +239,39 @@ _RATE = 30
 
 
 def encode_video(dataset: Dataset, episodes: Sequence[int] = ()) -> bytes:
-    """Every step of the chosen episodes (default: the first), one after the other, as an MP4 file.
+    """Encode every step of the chosen episodes (default: the first) as an MP4 file; leaves with frames are side by side.
 
     Raises UsageError for a dataset without frames and unknown episodes, MissingExtraError without PyAV.
     """
     from ..formats.video import VideoWriter, require_av
 
     require_av("the file")
-    leaf, length = frame_leaf(dataset), dataset.episodes.lengths
+    leaves, length = leaves_with_frames(dataset), dataset.episodes.lengths
     steps = [
         strip.first + step
         for strip in choose_strips(dataset, episodes or [0])
         for step in range(int(length[strip.episode]))
     ]
-    pictures = (enlarged(one, _SHEET_SIDE) for one in read_pictures(dataset, leaf, steps))
-    first = next(pictures)
+    frames = map(_side_by_side, zip(*(read_pictures(dataset, leaf, steps) for leaf in leaves)))
+    first = next(frames)
     file = BytesIO()
     with closing(VideoWriter(file, first.height, first.width, _RATE)) as writer:
-        for image in chain([first], pictures):
-            writer.write(np.asarray(image.convert("RGB"))[None])
+        for image in chain([first], frames):
+            writer.write(np.asarray(image)[None])
     return file.getvalue()
+
+
+def _side_by_side(pictures: Sequence[Image]) -> Image:
+    """Return enlarged pictures as one in colour, from left to right."""
+    from PIL import Image
+
+    parts = [enlarged(one, _SHEET_SIDE) for one in pictures]
+    joined = Image.new("RGB", (sum(one.width for one in parts), max(one.height for one in parts)))
+    x = 0
+    for one in parts:
+        joined.paste(one, (x, 0))
+        x += one.width
+    return joined
 
 
 def describe_strip(dataset: Dataset, strip: Strip) -> str:

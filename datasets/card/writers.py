@@ -106,11 +106,11 @@ def _image(kind: str, data: bytes, words: str) -> str:
 def _sheet(folder: Path) -> bytes | None:
     """A sheet of frames as PNG; None for a dataset without frames."""
     from ...storage.dataset import Dataset
-    from .frames import choose_strips, draw_sheet, encode_image, frame_leaf
+    from .frames import choose_strips, draw_sheet, encode_image, leaves_with_frames
 
     dataset = Dataset(folder)
     try:
-        frame_leaf(dataset)
+        leaves_with_frames(dataset)
     except UsageError:
         return None
     return encode_image(draw_sheet(dataset, choose_strips(dataset)), ".png")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import rbdata
 from paths import DATA
 from rbdata import cli
 from rbdata._version import __version__
@@ -554,13 +553,6 @@ class TestInspect:
         assert f"wrote {plot}" in notes
         assert plot.read_bytes().startswith(b"\x89PNG")
         assert frames.read_bytes().startswith(b"\x89PNG")
-
-    def test_cameras_that_are_not_drawn_are_named(self, call, tmp_path):
-        cameras = {name: np.zeros((3, 32, 32, 3), np.uint8) for name in ("front", "wrist")}
-        one = {"observation": cameras, "action": np.zeros((2, 1)), "reward": np.zeros(2), "truncated": True}
-        folder = rbdata.from_episodes([one], "my/x", root=tmp_path)
-        notes = call("inspect", folder, "--frames", tmp_path / "frames.png")[2]
-        assert "the first is drawn, without observation/wrist" in " ".join(notes.split())
 
     def test_returns_that_are_not_finite(self, call, ask, tmp_path):
         episodes = make_episodes([3, 5])

@@ -13,7 +13,7 @@ from rbdata.datasets.card.frames import (
     encode_image,
     encode_video,
     enlarged,
-    frame_leaf,
+    leaves_with_frames,
     picture,
     read_pictures,
 )
@@ -56,7 +56,7 @@ def test_grids_of_codes_are_not_black():
 def test_what_is_no_picture_is_named(tmp_path):
     vectors = Dataset(Recipe(make_episodes([3], shape=(4,))).write(tmp_path))
     with pytest.raises(UsageError, match="no frames") as error:
-        frame_leaf(vectors)
+        leaves_with_frames(vectors)
     assert "observation float32 [4]" in error.value.hint
 
 
@@ -86,6 +86,35 @@ def test_the_sheet(dataset):
         assert Image.open(BytesIO(data)).size == sheet.size
 
 
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory):
+    """Two cameras of different shapes: what the first sees is black, what the second sees is white."""
+    cameras = {"observation__front": ((48, 64, 3), "uint8"), "observation__wrist": ((30, 30, 3), "uint8")}
+    episodes = make_episodes([5, 2], **cameras)
+    for one in episodes:
+        one.states["observation/front"][:] = 0
+        one.states["observation/wrist"][:] = 255
+    return Dataset(Recipe(episodes, "zstd").write(tmp_path_factory.mktemp("robot")))
+
+
+def test_the_sheet_has_a_row_of_pictures_for_each_camera(robot):
+    sheet = np.asarray(draw_sheet(robot, choose_strips(robot, [0, 1])).convert("L"))
+    black = (sheet == 0).sum()
+    assert black == 7 * 144 * 192, "7 steps of 48 x 64, three times as large"
+    marks = np.flatnonzero((sheet[:, 16:30] == 0).all(1))
+    assert len(marks) == 2 * 144 and np.diff(marks).max() > 150, "the white pictures are between the black ones"
+
+
+def test_the_video_has_the_cameras_side_by_side(robot, tmp_path):
+    av = pytest.importorskip("av")
+    (tmp_path / "play.mp4").write_bytes(encode_video(robot, [1]))
+    with av.open(str(tmp_path / "play.mp4")) as container:
+        shown = [frame.to_ndarray(format="gray") for frame in container.decode(video=0)]
+    assert len(shown) == 2
+    assert shown[0].shape[1] >= 192 + 180
+    assert shown[0][:, :190].mean() < 20 and shown[0][:140, 195:370].mean() > 235
+
+
 def test_the_video(dataset, tmp_path):
     """Every step of the episodes, in order."""
     av = pytest.importorskip("av")
@@ -95,7 +124,7 @@ def test_the_video(dataset, tmp_path):
         shown = [frame.to_ndarray(format="rgb24").astype(int) for frame in container.decode(video=0)]
     table = dataset.episodes
     steps = [int(table.starts[one]) + step for one in (2, 0) for step in range(int(table.lengths[one]))]
-    leaf = frame_leaf(dataset)
+    (leaf,) = leaves_with_frames(dataset)
     wanted = [np.asarray(enlarged(one, 168).convert("RGB")).astype(int) for one in read_pictures(dataset, leaf, steps)]
     assert len(shown) == len(wanted) == 4
     assert max(np.abs(one - other).mean() for one, other in zip(shown, wanted)) < 12
