@@ -40,10 +40,10 @@ def truth_of(episodes):
     return {name: np.array(values)[:, None] for name, values in found.items()}
 
 
-@pytest.fixture(params=["flat", "raw", "zstd"])
-def made(request, tmp_path):
+@pytest.fixture(scope="module", params=["flat", "zstd"])
+def made(request, tmp_path_factory):
     episodes = make_episodes(LENGTHS)
-    return write_dataset(tmp_path, episodes, request.param), episodes
+    return write_dataset(tmp_path_factory.mktemp("made"), episodes, request.param), episodes
 
 
 def test_extra_leaves_by_value(made):
@@ -108,7 +108,7 @@ def test_loader_workers_and_pickles(made):
     buffer = rbdata.load(folder, batch_size=5, extra=EXTRA, normalize="observation", seed=3)
     copied = pickle.loads(pickle.dumps(as_read(buffer)))
     assert torch.equal(copied["return_to_go"], torch.from_numpy(truth["return_to_go"]).float())
-    for batch in buffer.as_iterable(4).loader(num_workers=2, multiprocessing_context="forkserver"):
+    for batch in buffer.as_iterable(4).loader(num_workers=1, multiprocessing_context="forkserver"):
         assert np.array_equal(batch["return_to_go"].numpy(), truth["return_to_go"][batch["index"].numpy()])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -74,10 +73,9 @@ def test_nested_state_leaves_beside_nested_step_leaves(tmp_path):
     assert torch.equal(found["arm", "angle"], torch.from_numpy(columns(episodes)["arm/angle"]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (2, 3)])
-def test_meta_is_what_tensordict_would_write(dtype, shape, tmp_path):
-    episodes = make_episodes([3, 2], deep__er__x=(shape, dtype), y=((1,), "float32"))
+def test_meta_is_what_tensordict_would_write(tmp_path):
+    kinds = {f"deep__er__{dtype}{len(shape)}": (shape, dtype) for dtype in DTYPES for shape in ((), (2, 3))}
+    episodes = make_episodes([3, 2], **kinds)
     folder = write_dataset(tmp_path / "mine", episodes)
     theirs = tmp_path / "theirs"
     as_tensordict(columns(episodes), 5).memmap(theirs)
@@ -312,14 +310,13 @@ def test_verify_good(layout, tmp_path):
     assert verify(folder, quick=True).ok
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["flat", "zstd"])
 def test_verify_names_the_damaged_file(layout, tmp_path):
-    good = write_dataset(tmp_path / "good", EPISODES, layout, parts=2)
+    folder = write_dataset(tmp_path, EPISODES, layout, parts=2)
     rng = np.random.default_rng(0)
-    for path, data in contents(good).items():
+    for path, data in contents(folder).items():
         if path == FILENAME or not data:
             continue
-        folder = tmp_path / "bad"
         at = int(rng.integers(len(data)))
         damages = {
             "flipped": (data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :], "checksum mismatch"),
@@ -329,7 +326,6 @@ def test_verify_names_the_damaged_file(layout, tmp_path):
             "missing": (None, "is missing"),
         }
         for name, (damaged, what) in damages.items():
-            shutil.copytree(good, folder)
             if damaged is None:
                 (folder / path).unlink()
             else:
@@ -340,7 +336,7 @@ def test_verify_names_the_damaged_file(layout, tmp_path):
             quick = verify(folder, quick=True)
             assert quick.ok == (name == "flipped")
             assert [problem.path for problem in quick.problems] == ([] if quick.ok else [path])
-            shutil.rmtree(folder)
+            (folder / path).write_bytes(data)
 
 
 def test_verify_names_the_part(tmp_path):

@@ -148,7 +148,7 @@ def passes(size: int, count: int) -> np.ndarray:
     return np.stack([buffer.sample().numpy() for _ in range(count)])
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_orders_of_a_few_come_alike(size):
     orders = Counter(map(tuple, passes(size, 40 * math.factorial(size)).tolist()))
     found = np.array([orders[order] for order in permutations(range(size))])
@@ -158,7 +158,7 @@ def test_all_orders_of_a_few_come_alike(size):
 @pytest.mark.parametrize("size", [8, 64])
 def test_orders_of_some_are_random(size):
     """Pairs of places, elements that stay where they are, and neighbours that stay neighbours."""
-    count = 4000
+    count = 2000
     orders = passes(size, count)
     assert (np.sort(orders) == np.arange(size)).all()
     for first, second in ((0, 1), (0, size // 2), (size - 2, size - 1)):
