@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,10 @@ def _encoder(codec: Any, dictionary: bytes, threads: int, level: int | None) -> 
     """Loading a dictionary is slow: a process keeps the last ones."""
     encode: Encode = codec.encoder(dictionary, threads, **({} if level is None else {"level": level}))
     return encode
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_encoder.cache_clear)  # the threads of the parent's encoders no longer exist
 
 
 def read_plain_rows(path: Path, count: int, dtype: Any) -> np.ndarray:

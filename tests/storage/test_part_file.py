@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from rbdata.errors import SchemaError
 from rbdata.storage.checksums import crc32c, sum_cells
 from rbdata.storage.codecs.zstd import ZstdCodec
 from rbdata.storage.leaf import DTYPES, Leaf
-from rbdata.storage.part_file import RowsFile, lengths_path, read_plain_rows, rows_path
+from rbdata.storage.part_file import RowsFile, encoder_of, lengths_path, read_plain_rows, rows_path
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -58,3 +60,26 @@ def test_compressed_rows_have_lengths(tmp_path: Path) -> None:
     assert checksum == crc32c(lengths[:5])
     _, length, cells = file.position()
     assert sum_cells(rows_path(tmp_path / "x"), 0, length) == (length, cells)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_compresses_with_threads_of_its_own(tmp_path: Path) -> None:
+    """A program that has converted, and forks, converts there too. A child that waited for the parent's threads would never end."""
+    leaf = Leaf("x", "step", "uint8", (50,), codec="zstd")
+    rows = np.random.default_rng(0).integers(0, 5, (400, 50), np.uint8)
+    starts = np.arange(400, dtype=np.uint64) * 50
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/dictionary").write_bytes(b"")
+
+    def encoded() -> bytes:
+        encode = encoder_of(leaf, tmp_path, threads=2)
+        assert encode is not None
+        return encode(rows.tobytes(), starts, 50)[0]
+
+    expected = encoded()
+    child = os.fork()
+    if not child:
+        signal.alarm(120)
+        os._exit(encoded() != expected)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
