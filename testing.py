@@ -46,7 +46,7 @@ from .storage.folder import DatasetPlace
 from .storage.integrity import verify
 
 #: After how many events of a run it is killed; the first run that ends by itself is the last one tried.
-_KILLED_AFTER = (1, 2, 3, 4, 6, 9, 14, 22, 40, 80, 160)
+_KILLED_AFTER = (1, 2, 4, 7, 13, 25, 50, 100, 200)
 
 
 def dataset_content(folder: Path) -> dict[str, str]:
@@ -109,7 +109,7 @@ class SourceTests:
     @pytest.fixture
     def made(self, raw: Path, tmp_path: Path) -> Path:
         """The folder of the dataset, made without interruption."""
-        return self.make(raw, tmp_path / "made").path
+        return self.make(raw, tmp_path / "made", procs=0).path
 
     # -- the tests -----------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class SourceTests:
 
     def test_raw_files_stay_as_they_are(self, raw: Path, tmp_path: Path) -> None:
         before = _hashes(raw)
-        self.make(raw, tmp_path / "made")
+        self.make(raw, tmp_path / "made", procs=0)
         assert _hashes(raw) == before
 
     def test_killed_and_run_again(self, raw: Path, made: Path, tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ class SourceTests:
         expected = dataset_content(made)
         for events in _KILLED_AFTER:
             root = tmp_path / f"killed after {events}"
-            killed = _run_and_kill(partial(self.make, raw, root), events)
+            killed = _run_and_kill(partial(self.make, raw, root, procs=0), events)
             folder = DatasetPlace(root, f"{self.source.name}/{self.name}").path
             assert not (killed and folder.exists()), f"killed after {events} events, it left a dataset"
-            assert dataset_content(self.make(raw, root).path) == expected, f"killed after {events} events"
+            assert dataset_content(self.make(raw, root, procs=0).path) == expected, f"killed after {events} events"
             left = [path.name for path in folder.parent.iterdir() if path != folder and ".lock" not in path.name]
             assert not left, f"killed after {events} events and run again, it left {left}"
             if not killed:
