@@ -518,7 +518,7 @@ def test_commands(root, capsys, monkeypatch):
     check("commands", "commands", found, "torch", "zstandard")
 
 
-@pytest.mark.parametrize(("words", "code"), [("list --local -q", 0), ("inspect Nope/1", 2), ("delete CartPole-v1", 2)])
+@pytest.mark.parametrize(("words", "code"), [("list --local -q", 0), ("delete CartPole-v1", 2)])
 def test_the_program(words, code, root):
     """As a process, nobody at its terminal."""
     program = Path(sys.executable).with_name("rbdata")

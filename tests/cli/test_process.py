@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import re
-import resource
 import shlex
 import signal
 import subprocess
@@ -61,20 +60,6 @@ def made(tmp_path_factory) -> Path:
 
 
 class TestStart:
-    def test_is_quick(self, made):
-        """In processor time, of which importing typer takes 1 on any machine, these take 1, 4, 4 and 2, and torch takes 20."""
-
-        def spent(*command: str) -> float:
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            environment = {**os.environ, "RBDATA_ROOT": str(made)}
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-        unit = min(spent(sys.executable, "-c", "import typer") for _ in range(2))
-        for words, limit in {"--help": 4, "search maze": 12, "list": 12, "inspect -h": 6}.items():
-            assert any(spent(*RBDATA, *words.split()) < limit * unit for _ in range(2)), words
-
     @pytest.mark.parametrize(
         ("commands", "allowed"),
         [
@@ -176,12 +161,11 @@ class TestPipes:
         done = run("inspect", "Pong/5", "--root", made, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
         assert done.returncode == 0 and "distributions" in done.stdout and "?" in done.stdout
 
-    @pytest.mark.parametrize("words", [["list"], ["--help"]])
-    def test_a_reader_that_has_enough_is_no_failure(self, words):
+    def test_a_reader_that_has_enough_is_no_failure(self):
         reader, writer = os.pipe()
         os.close(reader)
         try:
-            done = subprocess.run([*RBDATA, *words], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600)
+            done = subprocess.run([*RBDATA, "list"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=600)
         finally:
             os.close(writer)
         assert (done.returncode, done.stderr) == (0, "")
@@ -233,7 +217,6 @@ class TestTerminal:
         assert "\x1b[1mid" in in_terminal("list", "--root", made)[1]
         assert "atari/Pong/1-4 " in in_terminal("search", "pong", "--root", made)[1]  # and 5, which is here
         assert "\x1b" not in in_terminal("list", "--root", made, NO_COLOR="1")[1]
-        assert "\x1b" not in in_terminal("list", "--root", made, TERM="dumb")[1]
 
     def test_a_download_leaves_no_bars_behind(self, tmp_path):
         code, seen = in_terminal("download", "Pong/5", "--shards", "0", "--mirror", MIRROR, "--root", tmp_path)
@@ -253,7 +236,7 @@ class TestTerminal:
         assert "\nnext\n  done " in seen
         assert "always false" in seen
 
-    @pytest.mark.parametrize(("answer", "code"), [("n\n", 1), ("\n", 1), ("y\n", 0)])
+    @pytest.mark.parametrize(("answer", "code"), [("\n", 1), ("y\n", 0)])
     def test_delete_asks(self, answer, code, tmp_path):
         folder = tmp_path / "my/thing"
         folder.mkdir(parents=True)

@@ -65,7 +65,7 @@ def test_compressed_rows_have_lengths(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_process_compresses_with_threads_of_its_own(tmp_path: Path) -> None:
-    """A program that has converted, and forks, converts there too. A child that waited for the parent's threads would never end."""
+    """Who has converted, and forks, converts there too: a child that waited for threads of its parent would never end."""
     leaf = Leaf("x", "step", "uint8", (50,), codec="zstd")
     rows = np.random.default_rng(0).integers(0, 5, (400, 50), np.uint8)
     starts = np.arange(400, dtype=np.uint64) * 50

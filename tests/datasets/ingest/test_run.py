@@ -193,7 +193,7 @@ def test_killed_at_every_touch_of_the_disk(options, small_mirror, tmp_path):
     reference = content(download(request(top, tmp_path / "whole", options=options)).path)
     touches = count_touches(request(top, tmp_path / "count", options=options))
     assert touches > 40
-    for at in sorted(random.Random(str(options)).sample(range(touches), min(touches, 10 * EFFORT))):
+    for at in sorted(random.Random(str(options)).sample(range(touches), min(touches, 7 * EFFORT))):
         root = tmp_path / f"{at}"
         wanted = request(top, root, options=options)
         assert in_child(wanted, at)[0] == "killed"
@@ -211,7 +211,7 @@ def test_killed_while_starting_over(options, small_mirror, tmp_path):
     top, _ = small_mirror
     reference = content(download(request(top, tmp_path / "whole", options=options)).path)
     interrupt(request(top, tmp_path / "interrupted", options=options), after_parts=2)
-    for at in range(4, 44, 2 if EFFORT > 1 else 4):
+    for at in range(4, 44, 2 if EFFORT > 1 else 6):
         root = shutil.copytree(tmp_path / "interrupted", tmp_path / f"{at}")
         in_child(request(top, root, options=options, force=True), at)
         outcome = download(request(top, root, options=options))
@@ -229,8 +229,8 @@ def test_replacement_is_killed(small_mirror, tmp_path):
     after = content(download(request(top, tmp_path / "new", options=new)).path)
     shutil.copytree(tmp_path / "old", tmp_path / "count")
     touches = count_touches(request(top, tmp_path / "count", options=new, force=True))
-    last = range(touches - 28, touches, 1 if EFFORT > 1 else 3)
-    for at in {*last, *random.Random(5).sample(range(touches), min(touches, 4 * EFFORT))}:
+    last = range(touches - 28, touches, 1 if EFFORT > 1 else 4)
+    for at in {*last, *random.Random(5).sample(range(touches), min(touches, 3 * EFFORT))}:
         root = tmp_path / f"{at}"
         shutil.copytree(tmp_path / "old", root)
         assert in_child(request(top, root, options=new, force=True), at)[0] == "killed"

@@ -106,6 +106,7 @@ def test_a_task_that_kills_every_worker(engine, capfd):
 
 def test_nothing_writes_when_a_run_was_left(engine, tmp_path):
     leave_a_run(engine, tmp_path)
+    assert indices(engine.run(square, [Task(1)], lambda progress: None)) == [1]  # it connects again
 
 
 def test_nothing_writes_when_a_ray_of_its_own_was_left(tmp_path):
