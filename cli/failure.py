@@ -98,6 +98,8 @@ def _argument_failure(error: BaseException) -> Failure | None:
     hint = f"`{context.command_path if context else 'rbdata COMMAND'} --help` shows the usage"
     if message == "Missing argument 'ID'.":
         hint = f"name a dataset, as `rbdata list` shows them; {hint}"
+    elif message.startswith("Got unexpected extra argument") and context and context.info_name == "convert":
+        hint = f"of several files give the folder: it becomes one dataset; {hint}"
     elif message.startswith(("Missing command", "No such command")) and "Did you mean" not in message:
         hint = f"commands: {', '.join(context.command.commands)}; {hint}" if context else hint
     return Failure("usage", message, hint, 2 if isinstance(error, usage_error) else complaint.exit_code)

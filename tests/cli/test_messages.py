@@ -37,6 +37,11 @@ def dataset(name: str, **observation: np.ndarray) -> Path:
     return rbdata.from_arrays(arrays, name)
 
 
+def test_several_files_are_to_be_given_as_their_folder(said, tmp_path):
+    told = said("convert", tmp_path / "a.npz", tmp_path / "b.npz", "--name", "my/x", code=2)
+    assert "of several files give the folder" in told
+
+
 def test_other_options_are_stated_with_both_values(said):
     assert command_line(["download", "gymnasium/CartPole-v1", "--steps", "30", "-q"]) == 0
     assert "steps (30 there, 40 asked for)" in said("download", "gymnasium/CartPole-v1", "--steps", 40)
