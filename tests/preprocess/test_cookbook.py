@@ -49,7 +49,6 @@ def test_the_cookbook(tmp_path, monkeypatch, capsys):
             assert command([*words, "--quiet"]) == 0, (line, capsys.readouterr().err)
             dest = words[words.index("--dest") + 1]
             made[dest] = rbdata.open_dataset(dest)
-    assert names["both"].sample().batch_size == torch.Size([32, 2])
     walker = rbdata.open_dataset("my/walker")
     assert made["my/frames42"]["observation"].shape[1:] == (42, 42)
     assert len(made["my/first200"]) == 200
