@@ -25,7 +25,7 @@ _LONGEST = 8000
 
 
 def without_logins(text: str) -> str:
-    """A text with ``***`` instead of logins, tokens and signatures in URLs: messages end up in logs and bug reports."""
+    """Return a text with ``***`` instead of logins, tokens and signatures in URLs: messages end up in logs and bug reports."""
     return _SECRET.sub(r"\1***", _LOGIN.sub(r"\1***@", text))
 
 
@@ -68,12 +68,12 @@ class RbdataError(Exception):
 
 
 def page(name: str) -> str:
-    """The path of a page of the docs, such as ``mirrors.md``, in the installed package."""
+    """Return the path of a page of the docs, such as ``mirrors.md``, in the installed package."""
     return str(Path(__file__).parent / "docs" / name)
 
 
 def reason(error: BaseException) -> str:
-    """An error as part of another one's message: its text, without the hint."""
+    """Return an error as part of another one's message: its text, without the hint."""
     return error.message if isinstance(error, RbdataError) else str(error)
 
 

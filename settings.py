@@ -48,7 +48,7 @@ class Setting:
 
 
 def root(flag: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created.
+    """Return the folder of the datasets, absolute; ``flag`` overrides the settings. Nothing is created.
 
     Raises UsageError for an invalid path.
     """
@@ -64,7 +64,7 @@ def root(flag: str | os.PathLike[str] | None = None) -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """A user's path with ``~`` expanded. Raises UsageError for the home folder of an unknown user."""
+    """Return a user's path with ``~`` expanded. Raises UsageError for the home folder of an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -72,23 +72,23 @@ def expanded(path: str | os.PathLike[str]) -> Path:
 
 
 def command(*words: object, root: str | os.PathLike[str] | None = None) -> str:
-    """A command line of rbdata for a hint, ready to be pasted, with the user's ``root`` if it is not None."""
+    """Return a command line of rbdata for a hint, ready to be pasted, with the user's ``root`` if it is not None."""
     given = () if root is None else ("--root", os.fspath(root))
     return shlex.join(["rbdata", *map(str, words), *given])
 
 
 def mirror(source: str) -> str | None:
-    """The mirror of a source in the settings, None if there is none."""
+    """Return the mirror of a source in the settings, None if there is none."""
     return _mirror(source).value
 
 
 def procs(flag: int | None = None) -> int | None:
-    """The number of worker processes; ``flag`` overrides the settings. None if neither states it."""
+    """Return the number of worker processes; ``flag`` overrides the settings. None if neither states it."""
     return flag if flag is not None else _procs().value
 
 
 def source_option(option: Any) -> Setting:
-    """The setting of an option that a source declares with ``setting=True``, for commands without that option.
+    """Return the setting of an option that a source declares with ``setting=True``, for commands without that option.
 
     ``option`` is a `SourceOption`. Raises UsageError for an invalid value, naming its origin.
     """
@@ -97,7 +97,7 @@ def source_option(option: Any) -> Setting:
 
 
 def effective(root_flag: str | os.PathLike[str] | None = None) -> list[Setting]:
-    """Every setting with its value and origin. Raises UsageError for an invalid value, naming its origin."""
+    """Return every setting with its value and origin. Raises UsageError for an invalid value, naming its origin."""
     root_setting = Setting("root", root(root_flag), "--root") if root_flag else _root()
     options = [source_option(option) for option in plugins.options_from_settings()]
     mirrors = [_mirror(source) for source in _with_mirrors()]
@@ -105,7 +105,7 @@ def effective(root_flag: str | os.PathLike[str] | None = None) -> list[Setting]:
 
 
 def path() -> Path | None:
-    """The path of the configuration file, which need not exist; None if RBDATA_CONFIG is empty."""
+    """Return the path of the configuration file, which need not exist; None if RBDATA_CONFIG is empty."""
     chosen = os.environ.get("RBDATA_CONFIG")
     if chosen is not None:
         return expanded(chosen).absolute() if chosen else None

@@ -50,7 +50,7 @@ _KILLED_AFTER = (1, 2, 4, 7, 13, 25, 50, 100, 200)
 
 
 def dataset_content(folder: Path) -> dict[str, str]:
-    """Every file below a dataset, hashed; of the manifest everything but when and from where it was made."""
+    """Return every file below a dataset, hashed; of the manifest everything but when and from where it was made."""
     found = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file():
@@ -77,7 +77,7 @@ class SourceTests:
 
     @pytest.fixture
     def raw(self) -> Path:
-        """A folder with the raw files of the dataset, laid out as at the provider."""
+        """Return a folder with the raw files of the dataset, laid out as at the provider."""
         raise NotImplementedError(f"{type(self).__name__} defines no fixture raw")
 
     def check_values(self, dataset: Dataset, raw: Path) -> None:
@@ -85,17 +85,17 @@ class SourceTests:
         raise NotImplementedError(f"{type(self).__name__} does not check values")
 
     def raw_files(self, raw: Path) -> list[Path]:
-        """The files below `raw` that the dataset is made from: each is damaged in turn."""
+        """Return the files below `raw` that the dataset is made from: each is damaged in turn."""
         return [Path(one.item.url) for one in self.open_reader(raw).raw_objects()]
 
     def names_file(self, message: str, file: Path) -> bool:
-        """Whether an error message tells which file is damaged."""
+        """Return whether an error message tells which file is damaged."""
         return file.name in message
 
     # -- what the tests are made of ------------------------------------------------------------------------------------
 
     def open_reader(self, raw: Path) -> Reader:
-        """The reader of the dataset, with the raw files in a folder."""
+        """Return the reader of the dataset, with the raw files in a folder."""
         options = ConvertOptions(extra=self.options)
         return self.source.open(self.name, open_location(os.fspath(raw)), options)
 
@@ -108,7 +108,7 @@ class SourceTests:
 
     @pytest.fixture
     def made(self, raw: Path, tmp_path: Path) -> Path:
-        """The folder of the dataset, made without interruption."""
+        """Return the folder of the dataset, made without interruption."""
         return self.make(raw, tmp_path / "made", procs=0).path
 
     # -- the tests -----------------------------------------------------------------------------------------------------

@@ -75,22 +75,22 @@ def _row(shown: str, entry: CatalogueEntry, here: Here) -> tuple[str | None, ...
 
 
 def about(count: int | None, entry: CatalogueEntry) -> str | None:
-    """A count, marked if it is approximate."""
+    """Return a count, marked if it is approximate."""
     return None if count is None else f"{'~' * entry.approximate}{amounts.count(count)}"
 
 
 def available(entry: CatalogueEntry) -> str | None:
-    """The public places of a dataset."""
+    """Return the public places of a dataset."""
     return ", ".join(entry.available) or (MIRROR_ONLY if entry.places else None)
 
 
 def state(local: LocalDataset) -> str:
-    """The state of a dataset on this machine."""
+    """Return the state of a dataset on this machine."""
     return f"partial {amounts.percent(local.done)}" if local.state == "partial" else local.state
 
 
 def record(entry: CatalogueEntry, local: LocalDataset | None = None) -> dict[str, Any]:
-    """An entry of `list` and `search` as JSON; `info` has the rest."""
+    """Return an entry of `list` and `search` as JSON; `info` has the rest."""
     return {
         "id": entry.id,
         "state": local.state if local else "absent",

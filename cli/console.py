@@ -48,12 +48,12 @@ _STATES = {
 
 
 def state_style(state: object) -> str:
-    """The style of a state: ``complete``, ``partial 37%``, ``damaged``; '' for other text."""
+    """Return the style of a state: ``complete``, ``partial 37%``, ``damaged``; '' for other text."""
     return _STATES.get(str(state).partition(" ")[0], "")
 
 
 def wants_colour(*, terminal: bool, messages: bool) -> bool:
-    """Whether to colour a stream: a terminal or not, with messages (stderr) or results (stdout)."""
+    """Return whether to colour a stream: a terminal or not, with messages (stderr) or results (stdout)."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR", "0") not in ("", "0"):
@@ -81,7 +81,7 @@ def printable(content: str, *, one_line: bool = False) -> str:
 
 
 def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = None) -> str:
-    """A paragraph after a prefix, its further lines after ``rest`` (default: spaces); one line if ``width`` is None."""
+    """Return a paragraph after a prefix, its further lines after ``rest`` (default: spaces); one line if ``width`` is None."""
     if width is None:
         return prefix + text
     indent = " " * len(prefix) if rest is None else rest
@@ -97,7 +97,7 @@ def wrapped(text: str, width: int | None, prefix: str = "", rest: str | None = N
 
 
 def shortened(text: str, length: int) -> str:
-    """The beginning of a text that is too long, with an ellipsis."""
+    """Return the beginning of a text that is too long, with an ellipsis."""
     return text if len(text) <= length else text[: max(0, length - 1)] + "…"
 
 
@@ -270,7 +270,7 @@ class Console:
             self._write("".join(traceback.format_exception(error)))
 
     def ask(self, question: str, option: str) -> str:
-        """The user's answer to a question. Raises UsageError naming ``option`` without an answer or a terminal."""
+        """Return the user's answer to a question. Raises UsageError naming ``option`` without an answer or a terminal."""
         answer = self._read_answer(f"{question}: ") if self._can_ask else ""
         if not answer:
             raise UsageError(f"{question}: no answer, so pass {option}")

@@ -56,7 +56,7 @@ _SYSTEM = {
 
 
 def explain(error: BaseException) -> Failure:
-    """The failure to print for an exception."""
+    """Return the failure to print for an exception."""
     from ..storage.durable import system_error
 
     if isinstance(error, RbdataError):

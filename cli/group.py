@@ -203,12 +203,12 @@ def _complete(run: Callable[..., Any], common: Sequence[str], name: str = "") ->
 
 
 def is_bundle(annotation: Any) -> bool:
-    """Whether a parameter stands for several options: the fields of a dataclass."""
+    """Return whether a parameter stands for several options: the fields of a dataclass."""
     return isinstance(annotation, type) and is_dataclass(annotation)
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a function, with annotations that are no longer text."""
+    """Return the parameters of a function, with annotations that are no longer text."""
     hints = get_type_hints(function, include_extras=True)
     parameters = signature(function).parameters
     return {name: one.replace(annotation=hints.get(name, one.annotation)) for name, one in parameters.items()}

@@ -223,7 +223,7 @@ _RISING = " ▁▂▃▄▅▆▇█"
 
 
 def chart(title: str, histogram: Histogram) -> list[str]:
-    """A title and the histogram below it, WIDTH columns wide at most: a bar for each value, or columns for bins."""
+    """Return a title and the histogram below it, WIDTH columns wide at most: a bar for each value, or columns for bins."""
     lines = [title]
     if histogram.not_finite:
         lines.append(f"  not finite: {amounts.count(histogram.not_finite)}")
@@ -265,7 +265,7 @@ def _bins(histogram: Histogram) -> list[str]:
 
 
 def sparkline(histogram: Histogram) -> str:
-    """The histogram on one line: a character per value, or per two bins."""
+    """Return the histogram on one line: a character per value, or per two bins."""
     counts = _in_pairs(histogram.counts) if histogram.edges else histogram.counts
     peak = max(counts, default=1) or 1
     return "".join(_cell(count / peak, count > 0) for count in counts)

@@ -181,7 +181,7 @@ class SourceFlags:
         self.parameters = {name: _parameter(name, same) for name, same in self._declared.items()}
 
     def options(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The options that were given, by their names in Python; the source refuses those that it does not declare."""
+        """Return the options that were given, by their names in Python; the source refuses those that it does not declare."""
         found = {}
         for name, same in self._declared.items():
             option, value = next(iter(same.values())), values.get(name)

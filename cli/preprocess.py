@@ -51,7 +51,7 @@ class Selection:
     shuffle_episodes: Annotated[int | None, Option(metavar="SEED", help="Order the episodes by this seed.")] = None
 
     def numbers(self, dataset: Dataset) -> np.ndarray:
-        """The numbers of the selected episodes of a dataset. Raises UsageError if there are none."""
+        """Return the numbers of the selected episodes of a dataset. Raises UsageError if there are none."""
         import numpy as np
 
         from ..datasets.ingest.request import parse_numbers

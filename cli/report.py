@@ -71,13 +71,13 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
 
 
 def this_command() -> str:
-    """The command line that continues this work, as an unfinished dataset records it for hints."""
+    """Return the command line that continues this work, as an unfinished dataset records it for hints."""
     unneeded = {"--json", "--quiet", "-q", "--debug"}
     return printable(settings.command(*(word for word in out.arguments if word not in unneeded)), one_line=True)
 
 
 def announcement(estimate: Estimate) -> list[str]:
-    """The plan, in a few lines."""
+    """Return the plan, in a few lines."""
     origin = [f"from {estimate.location}" + (f" ({estimate.why})" if estimate.why else "")]
     target = f"{estimate.path} ({amounts.size(estimate.free_bytes)} free)"
     if estimate.unread:

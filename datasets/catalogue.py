@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 def source_names() -> tuple[str, ...]:
-    """The names of all sources, including those that cannot be loaded."""
+    """Return the names of all sources, including those that cannot be loaded."""
     return tuple(plugins.registered())
 
 
@@ -44,7 +44,10 @@ def check_own(dataset_id: str) -> None:
 
 
 def load_source(name: str) -> Source:
-    """A source by its name. Raises DatasetNotFoundError naming the known sources, MissingExtraError if it cannot be loaded."""
+    """Return a source by its name.
+
+    Raises DatasetNotFoundError naming the known sources, MissingExtraError if it cannot be loaded.
+    """
     source = plugins.load(name)
     if not isinstance(source, Source) or source.name != name:
         message = f"the source {name} is registered as {type(source).__name__}, which is not a source of that name"
@@ -55,18 +58,18 @@ def load_source(name: str) -> Source:
 
 
 def sources(only: str | None = None) -> dict[str, Source]:
-    """All sources by name, or only the one named; raises as `load_source` for that one."""
+    """Return all sources by name, or only the one named; raises as `load_source` for that one."""
     return _of_each(lambda source: source, only)
 
 
 def is_made(dataset_id: str) -> bool:
-    """Whether a dataset is recorded on this machine instead of fetched."""
+    """Return whether a dataset is recorded on this machine instead of fetched."""
     name = dataset_id.partition("/")[0]
     return name in source_names() and load_source(name).makes
 
 
 def recognise(path: Path, options: Collection[str] = ()) -> str:
-    """The source whose raw data a file or folder holds, among sources with these options.
+    """Return the source whose raw data a file or folder holds, among sources with these options.
 
     Raises UsageError if there is none, or several.
     """
@@ -95,13 +98,13 @@ def known_ids(source: str | None = None) -> list[str]:
 
 
 def remote_listings(source: str | None = None, root: Path | None = None) -> dict[str, RemoteListing]:
-    """The stored listings of remotes, by source."""
+    """Return the stored listings of remotes, by source."""
     found = _of_each(lambda source: source.cached_listing(root), source)
     return {name: listing for name, listing in found.items() if listing}
 
 
 def entries(source: str | None = None, root: Path | None = None) -> dict[str, CatalogueEntry]:
-    """The catalogue entries of all sources, or of one, by full id.
+    """Return the catalogue entries of all sources, or of one, by full id.
 
     Counts and sizes are those of the stored listing of a remote, else those of the source's own catalogue.
     """
@@ -113,7 +116,7 @@ def entries(source: str | None = None, root: Path | None = None) -> dict[str, Ca
 
 
 def describe(dataset_id: str, root: Path | None = None) -> CatalogueEntry:
-    """The catalogue entry of a dataset by its full id, even if its source does not list it."""
+    """Return the catalogue entry of a dataset by its full id, even if its source does not list it."""
     name, _, rest = dataset_id.partition("/")
     if name not in source_names():
         return CatalogueEntry(dataset_id)
@@ -183,7 +186,7 @@ def resolve(text: str, local: Iterable[str] = ()) -> tuple[str, Source | None]:
 
 
 def split_address(text: str) -> tuple[str, str] | None:
-    """A dataset's address at a provider (``hf://owner/D4RL/door/human-v2``) as (id, mirror); None for an id.
+    """Return a dataset's address at a provider (``hf://owner/D4RL/door/human-v2``) as (id, mirror); None for an id.
 
     Raises UsageError for an address that does not name a dataset.
     """
@@ -204,12 +207,12 @@ def split_address(text: str) -> tuple[str, str] | None:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text starts like a path, and thus is never an id."""
+    """Return whether a text starts like a path, and thus is never an id."""
     return text.startswith(("/", ".", "~"))
 
 
 def suggestion(text: str, local: Iterable[str] = ()) -> str:
-    """A hint with the names most similar to an unknown one, those of ``local`` datasets first."""
+    """Return a hint with the names most similar to an unknown one, those of ``local`` datasets first."""
     if "://" in text or is_path(text):
         return "give the dataset's id, and its location with --mirror"
     if not text:

@@ -48,17 +48,17 @@ class LocalDataset:
 
 
 def list_local(root: str | os.PathLike[str] | None = None) -> list[LocalDataset]:
-    """All datasets under the root, sorted by id; an empty list if there is no root yet. Reads only manifests."""
+    """Return all datasets under the root, sorted by id; an empty list if there is no root yet. Reads only manifests."""
     return [found for entry in find_datasets(settings.root(root)) if (found := _describe(*entry)) is not None]
 
 
 def known_here(root: str | os.PathLike[str] | None = None) -> list[str]:
-    """Ids of all datasets under the root, complete or not."""
+    """Return ids of all datasets under the root, complete or not."""
     return [dataset_id for dataset_id, _, _ in find_datasets(settings.root(root))]
 
 
 def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of a dataset, by id (full or bare) or by path.
+    """Return the folder of a dataset, by id (full or bare) or by path.
 
     Raises DatasetNotFoundError for an unknown name, if the id is known but not on this machine, and for a path that holds no
     dataset.
@@ -133,7 +133,7 @@ def _resolve(text: str, root: str | os.PathLike[str] | None) -> tuple[DatasetPla
 
 
 def full_id(text: str, root: str | os.PathLike[str] | None = None) -> str:
-    """The full id for an id, on this machine or not; paths, URLs and unknown names are returned unchanged."""
+    """Return the full id for an id, on this machine or not; paths, URLs and unknown names are returned unchanged."""
     with contextlib.suppress(RbdataError):
         if not is_remote(text) and _folder_of(text, root) is None:
             return _resolve(text, root)[0].id
@@ -158,7 +158,7 @@ def _no_dataset(
 
 
 def see_local(root: str | os.PathLike[str] | None) -> str:
-    """The hint that names the command to list local datasets."""
+    """Return the hint that names the command to list local datasets."""
     return f"`{settings.command('list', '--local', root=root)}` shows the datasets that are there"
 
 
@@ -170,7 +170,7 @@ def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str
 
 
 def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:
-    """The place where a dataset is or would be, by id (full or bare) or path. Raises as `find` for unknown names."""
+    """Return the place where a dataset is or would be, by id (full or bare) or path. Raises as `find` for unknown names."""
     folder = _folder_of(id_or_path, root)
     if folder is None:
         return _resolve(os.fspath(id_or_path), root)[0]
@@ -183,7 +183,7 @@ def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] 
 
 
 def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> list[str]:
-    """The ids, with patterns (``my/*``) replaced by matching ids of datasets, complete or not.
+    """Return the ids, with patterns (``my/*``) replaced by matching ids of datasets, complete or not.
 
     Raises DatasetNotFoundError for a pattern without a match.
     """
@@ -202,7 +202,7 @@ def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> li
 
 
 def deletable(text: str, root: str | os.PathLike[str] | None = None) -> DatasetPlace:
-    """The place of a dataset, complete or not, to be deleted. Raises DatasetNotFoundError if there is nothing."""
+    """Return the place of a dataset, complete or not, to be deleted. Raises DatasetNotFoundError if there is nothing."""
     check_is_text(text)
     where = settings.root(root)
     if catalogue.is_path(text):

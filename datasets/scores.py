@@ -32,7 +32,7 @@ def reference_scores(dataset: Any, *, root: str | os.PathLike[str] | None = None
 
 
 def normalized_score(dataset: Any, returns: Any, *, root: str | os.PathLike[str] | None = None) -> Any:
-    """Undiscounted episode returns as normalised scores: 0 is a random policy's, 100 an expert's (or a human's).
+    """Return undiscounted episode returns as normalised scores: 0 is a random policy's, 100 an expert's (or a human's).
 
     ``returns`` is a number, an array or a tensor of any shape (or a sequence of numbers, which comes back as an array);
     the result has its shape. ``dataset`` and errors as in `reference_scores`.

@@ -51,7 +51,7 @@ def select(
     actions: str | None = None,
     max_bytes: int | None = None,
 ) -> tuple[list[CatalogueEntry], int]:
-    """The entries of these kinds that are not too large, and how many were left out because their size is unknown.
+    """Return the entries of these kinds that are not too large, and how many were left out because their size is unknown.
 
     Raises UsageError for an unknown kind.
     """
@@ -66,7 +66,7 @@ def select(
 
 
 def rank(entries: Sequence[CatalogueEntry], words: Iterable[str]) -> list[CatalogueEntry]:
-    """The entries that match all words, the best first; without words, all in their order."""
+    """Return the entries that match all words, the best first; without words, all in their order."""
     wanted = [word for text in words for word in _split(text)]
     if not wanted:
         return list(entries)
@@ -149,7 +149,7 @@ class SourceSummary:
 
 
 def summarise(entries: Iterable[CatalogueEntry]) -> list[SourceSummary]:
-    """One summary for each source of these datasets, in their order."""
+    """Return one summary for each source of these datasets, in their order."""
     by_source: dict[str, list[CatalogueEntry]] = {}
     for entry in entries:
         by_source.setdefault(entry.source, []).append(entry)
@@ -165,7 +165,7 @@ def summarise(entries: Iterable[CatalogueEntry]) -> list[SourceSummary]:
 
 
 def known(source: str | None = None, root: str | os.PathLike[str] | None = None) -> Catalogue:
-    """All datasets that sources describe, or those of one source, without the network.
+    """Return all datasets that sources describe, or those of one source, without the network.
 
     Raises DatasetNotFoundError for an unknown source.
     """
@@ -199,7 +199,7 @@ def find(
 
 
 def describe(text: str, root: str | os.PathLike[str] | None = None) -> tuple[CatalogueEntry, LocalDataset | None]:
-    """The catalogue entry of a dataset by id or bare name, without the network, and the local dataset if there is one.
+    """Return the catalogue entry of a dataset by id or bare name, without the network, and the local dataset if there is one.
 
     Raises DatasetNotFoundError with the nearest ids.
     """

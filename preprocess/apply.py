@@ -75,7 +75,7 @@ class InputRows:
     states: dict[str, StoredStates]
 
     def unchanged(self, columns: Columns, paths: Iterable[str]) -> set[str]:
-        """Those of the paths whose rows in a result of the same steps have the bits that they have in the input."""
+        """Return those of the paths whose rows in a result of the same steps have the bits that they have in the input."""
         return {path for path in paths if self._is_unchanged(path, columns.get(path))}
 
     def _is_unchanged(self, path: str, rows: torch.Tensor | None) -> bool:
@@ -104,7 +104,7 @@ class InputView:
         self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
 
     def read(self, steps: torch.Tensor) -> TensorDict:
-        """Steps (int64 ``[n]``, in any order) as TED, batch ``[n]``; no two tensors share memory."""
+        """Return steps (int64 ``[n]``, in any order) as TED, batch ``[n]``; no two tensors share memory."""
         from ..storage.replay.around import Around
         from ..storage.replay.batches import read_steps
         from ..storage.replay.storages.dataset_storage import DatasetStorage
@@ -224,7 +224,7 @@ class Applier:
         return len(self.functions)
 
     def split(self, chunk: Chunk) -> list[Chunk]:
-        """The batches of a chunk: what is read at a time."""
+        """Return the batches of a chunk: what is read at a time."""
         return split(chunk, self.view.episodes, self.batch, self.whole)
 
     def apply(self, span: Chunk, undecoded: Collection[str] = ()) -> ResultBatch:
@@ -275,7 +275,7 @@ class Applier:
                     self.tally.nans[path] += count
 
     def inputs_of(self, number: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
-        """What function ``number`` gets of a chunk, by batches or episodes, with a description of each."""
+        """Yield what function ``number`` gets of a chunk, by batches or episodes, with a description of each."""
         # Where it ignores observations, as those before it do, they need not be read.
         ignored = [leaf.name for leaf in self.dataset.schema.states] if number < self.chain.ignoring else []
         for span in self.split(chunk):
@@ -285,7 +285,7 @@ class Applier:
                     yield piece.td, call.where
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
-        """The results of all functions for steps in any order; not for whole episodes."""
+        """Return the results of all functions for steps in any order; not for whole episodes."""
         self._seed(int(steps[0]))
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.dataset.id}"
         call = Call(steps, torch.zeros(0, dtype=torch.int64, device="cpu"), where)

@@ -46,7 +46,7 @@ class Episodes:
 
 
 def view_episodes(table: EpisodeTable, num_frames: int | None, slice_len: int | None) -> Episodes:
-    """The episodes of the first ``num_frames`` steps, the last one shortened, in slices of ``slice_len`` steps."""
+    """Return the episodes of the first ``num_frames`` steps, the last one shortened, in slices of ``slice_len`` steps."""
     steps = table.steps if num_frames is None else min(num_frames, table.steps)
     count = int(np.searchsorted(table.starts, steps, "left"))
     starts = np.asarray(table.starts[:count], np.int64)
@@ -109,7 +109,7 @@ def step_range(start: int, stop: int) -> str:
 
 
 def choose_sizes(batch_size: int | None, step_bytes: int, steps: int) -> tuple[int, int]:
-    """The number of steps of a batch, as requested or chosen for ``steps`` steps of ``step_bytes``, and of a section."""
+    """Return the number of steps of a batch, as requested or chosen for ``steps`` steps of ``step_bytes``, and of a section."""
     largest = batch_size or max(1, min(BATCH_STEPS, BATCH_BYTES // step_bytes))
     section = min(SECTION_STEPS, SECTION_BYTES // step_bytes)
     section = largest * max(1, min(SECTION_BATCHES, section // largest))
@@ -117,24 +117,24 @@ def choose_sizes(batch_size: int | None, step_bytes: int, steps: int) -> tuple[i
 
 
 def chunk_size(steps: int, batch: int, section: int, whole_episodes: bool) -> int:
-    """The number of steps of a chunk of ``steps`` steps in all."""
+    """Return the number of steps of a chunk of ``steps`` steps in all."""
     wanted = min(section, -(-steps // CHUNKS))
     return max(1, wanted) if whole_episodes else batch * -(-wanted // batch)
 
 
 def cut(episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
-    """All sections, in order."""
+    """Return all sections, in order."""
     return split(Chunk(0, 0, episodes.steps, 0, len(episodes)), episodes, size, whole_episodes)
 
 
 def cut_sections(sections: Sequence[Chunk], episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
-    """The chunks of all sections, of ``size`` steps each, numbered throughout."""
+    """Return the chunks of all sections, of ``size`` steps each, numbered throughout."""
     pieces = ((section, piece) for section in sections for piece in split(section, episodes, size, whole_episodes))
     return [replace(piece, index=number, section=section.index) for number, (section, piece) in enumerate(pieces)]
 
 
 def split(chunk: Chunk, episodes: Episodes, size: int, whole_episodes: bool) -> list[Chunk]:
-    """The pieces of a chunk, such as its batches, in order and numbered from 0."""
+    """Return the pieces of a chunk, such as its batches, in order and numbered from 0."""
     starts = episodes.starts
     if whole_episodes:
         edges = _runs(starts, chunk.first, chunk.last, size)

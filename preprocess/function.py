@@ -57,7 +57,7 @@ def describe(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> t
 
 
 def record_of(given: Given, folder: Path) -> dict[str, Any]:
-    """What identifies one function: its name, and the files of text, or the arguments that a partial binds."""
+    """Return what identifies one function: its name, and the files of text, or the arguments that a partial binds."""
     name = name_of(given)
     if isinstance(given, str) and not given.startswith(_BUILTIN):
         return {"function": name, "files": user_code.identity(given, folder)}
@@ -80,7 +80,7 @@ def name_of(given: Given) -> str:
 
 
 def bound_arguments(given: Any) -> tuple[Any, dict[str, Any]]:
-    """A built-in function inside partials, and the arguments that these bind; any other function as it is."""
+    """Return a built-in function inside partials, and the arguments that these bind; any other function as it is."""
     args: dict[str, Any] = {}
     traits = traits_of(given) if callable(given) else None
     while traits is not None and isinstance(given, functools.partial):
@@ -166,7 +166,7 @@ class Function:
             self.args["fn"] = user_code.find(inner, folder)
 
     def map_states(self, name: str, rows: Any) -> Any:
-        """The state rows ``[n, ...]`` of one leaf, mapped; only where `Traits.applies_to_states`."""
+        """Return the state rows ``[n, ...]`` of one leaf, mapped; only where `Traits.applies_to_states`."""
         assert self.traits is not None and self.traits.map_states is not None
         return self.traits.map_states(name, rows, **self._passed)
 
@@ -190,19 +190,19 @@ class Function:
                     raise UsageError(message, hint="write true or false" if kind is bool else "write a number")
 
     def names(self) -> list[str]:
-        """The arguments that ``--args`` may set."""
+        """Return the arguments that ``--args`` may set."""
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         passed = (GENERATOR, STATISTICS) if self.traits else (GENERATOR,)
         known = list(self.parameters.items())[1:]  # the first is the TensorDict
         return [name for name, one in known if one.kind in kinds and name not in passed]
 
     def accepts(self, key: str) -> bool:
-        """Whether ``--args`` may set this argument."""
+        """Return whether ``--args`` may set this argument."""
         return key in self.names() or any(one.kind is one.VAR_KEYWORD for one in self.parameters.values())
 
 
 def load_functions(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> list[Function]:
-    """The functions with their arguments, checked.
+    """Return the functions with their arguments, checked.
 
     Raises what `user_code.find` raises, and UsageError for objects that cannot be called and for arguments that do not fit.
     """
@@ -296,7 +296,7 @@ class Chain:
 
 
 def chain_of(functions: Sequence[Function], request: PreprocessRequest) -> Chain:
-    """What there is to know of loaded functions. Raises UsageError for a ``per`` that a function does not support."""
+    """Return what there is to know of loaded functions. Raises UsageError for a ``per`` that a function does not support."""
     per = _choose_per(functions, request.per)
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
     as_stored = per != "sample" and request.read_options == ReadOptions()
@@ -355,7 +355,7 @@ def pickled(value: Any) -> bytes:
 
 
 def unpickled(data: bytes) -> Any:
-    """What another process `pickled`, never bytes from a file. Raises UsageError where a module is not found here."""
+    """Return what another process `pickled`, never bytes from a file. Raises UsageError where a module is not found here."""
     try:
         return pickle.loads(data)
     except Exception as error:

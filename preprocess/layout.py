@@ -27,12 +27,12 @@ LEAST_RATIO = 1.5
 
 
 def filled(schema: Schema) -> list[Leaf]:
-    """The leaves that have rows: all that are not constant."""
+    """Return the leaves that have rows: all that are not constant."""
     return [leaf for leaf in schema if leaf.constant is None]
 
 
 def shapes_of_schema(schema: Schema) -> Shapes:
-    """The dtype and row shape of every leaf, successors included."""
+    """Return the dtype and row shape of every leaf, successors included."""
     return {path: (leaf.dtype, leaf.shape) for leaf in schema for path in leaf.names}
 
 

@@ -32,7 +32,7 @@ from .layout import Shapes, shapes_of_schema
 
 
 def describe_input(manifest: Manifest) -> dict[str, Any]:
-    """The record of the input in the lineage."""
+    """Return the record of the input in the lineage."""
     kept = ("name", "dataset", "options", "environment", "reference_scores", OTHER_RETURNS)
     source = {name: manifest.source[name] for name in kept if manifest.source.get(name) is not None}
     return {
@@ -47,7 +47,7 @@ def describe_input(manifest: Manifest) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of packages that may affect a result, and of Python."""
+    """Return the versions of packages that may affect a result, and of Python."""
     return {
         "rbdata": __version__,
         "torch": version("torch"),  # without importing it
@@ -79,7 +79,7 @@ def remaining_spaces(manifest: Manifest, after: Shapes, changed: Collection[str]
 
 
 def leaf_changes(before: Shapes, after: Shapes, changed: Collection[str]) -> dict[str, list[str]]:
-    """Leaves that were added, dropped and changed: those of other values (``changed``) or types."""
+    """Return leaves that were added, dropped and changed: those of other values (``changed``) or types."""
     types = {path for path in after if path in before and after[path] != before[path]}
     return {
         "added": sorted(set(after) - set(before)),

@@ -45,7 +45,7 @@ def make_requests(
     args: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[PreprocessRequest]:
-    """The requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``.
+    """Return the requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``.
 
     ``given`` is one dataset or several, which are read one after the other; ``select`` returns the numbers of the episodes to
     read. ``trim`` and ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after
@@ -152,12 +152,12 @@ class ReadOptions:
         return self.frame_stack is not None or self.n_step is not None
 
     def to_json(self) -> dict[str, Any]:
-        """The options that are set."""
+        """Return the options that are set."""
         unset = {"gamma"} if self.n_step is None else set[str]()
         return {name: value for name, value in vars(self).items() if value is not None and name not in unset}
 
     def step_bytes(self, schema: Schema) -> int:
-        """The approximate size of a step as functions get it, in bytes."""
+        """Return the approximate size of a step as functions get it, in bytes."""
         total = 0
         for leaf in schema:
             top = leaf.name.removeprefix("next/").partition("/")[0]

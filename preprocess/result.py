@@ -48,12 +48,12 @@ class ResultCounts:
 
 
 def bookkeeping_of(td: TensorDictBase) -> Columns:
-    """Copies of reward and flags."""
+    """Return copies of reward and flags."""
     return {path: td.get(key).clone() for path, key in _BOOKKEEPING.items()}
 
 
 def leaves_of(td: TensorDictBase, above: str = "") -> Columns:
-    """All tensors by path."""
+    """Return all tensors by path."""
     leaves: Columns = {}
     for name, value in td.items():
         if isinstance(value, TensorDictBase):
@@ -92,7 +92,7 @@ def check_batch(returned: Any, name: str, where: str, steps: int | None) -> Tens
 
 
 def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:
-    """The tensors of a result by path, checked one by one: ``[steps, ...]``, dense, on the CPU.
+    """Return the tensors of a result by path, checked one by one: ``[steps, ...]``, dense, on the CPU.
 
     Raises SchemaError naming the key.
     """
@@ -140,7 +140,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def complete(
     columns: Columns, before: Columns, name: str, where: str, ends: torch.Tensor, tally: ResultCounts
 ) -> Columns:
-    """The columns with reward and flags in the form of TED, copied from the input where the function dropped them.
+    """Return the columns with reward and flags in the form of TED, copied from the input where the function dropped them.
 
     ``before``: reward and flags of the input. ``ends`` (int64): the rows where an episode of the input ends, which must be
     done. Raises SchemaError.
@@ -210,7 +210,7 @@ def check_same(columns: Columns, expected: Mapping[str, Any], name: str, where: 
 
 
 def as_stored(columns: Columns) -> TensorDict:
-    """A checked result as the TensorDict that would be read if it had been stored: with the flags at the root."""
+    """Return a checked result as the TensorDict that would be read if it had been stored: with the flags at the root."""
     done = columns["next/done"]
     flags = {flag: torch.zeros_like(done) for flag in FLAGS}
     nested = nest({**columns, **flags}, (len(done),))
@@ -220,7 +220,7 @@ def as_stored(columns: Columns) -> TensorDict:
 
 
 def copied(columns: Columns) -> Columns:
-    """A result in new memory."""
+    """Return a result in new memory."""
     return {path: rows.clone(memory_format=torch.contiguous_format) for path, rows in columns.items()}
 
 
@@ -228,13 +228,13 @@ def copied(columns: Columns) -> Columns:
 
 
 def as_bytes(rows: torch.Tensor) -> np.ndarray:
-    """The bytes of rows as they are stored, uint8 ``[n, row_bytes]``."""
+    """Return the bytes of rows as they are stored, uint8 ``[n, row_bytes]``."""
     array = np.ascontiguousarray(rows.numpy())
     return array.astype(array.dtype.newbyteorder("<"), copy=False).view(np.uint8).reshape(len(array), -1)
 
 
 def digest(columns: Columns) -> str:
-    """A hash of all values and their types."""
+    """Return a hash of all values and their types."""
     made = hashlib.blake2b(digest_size=12)
     for path, rows in columns.items():
         made.update(f"{path} {rows.dtype} {list(rows.shape)}".encode())
@@ -243,7 +243,10 @@ def digest(columns: Columns) -> str:
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Which rows differ in any bit, bool ``[n]``: -0.0 from 0.0, but no NaN from itself. Rows of other dtypes or shapes do."""
+    """Return which rows differ in any bit, bool ``[n]``: -0.0 from 0.0, but no NaN from itself.
+
+    Rows of other dtypes or shapes do.
+    """
     if a.dtype != b.dtype or a.shape != b.shape:
         return torch.ones(min(len(a), len(b)), dtype=torch.bool, device="cpu")
     if not a.nbytes or torch.equal(*(words := _as_words(a, b))):
@@ -252,7 +255,7 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def identical(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether tensors have the same dtype, shape and bits."""
+    """Return whether tensors have the same dtype, shape and bits."""
     same = a.dtype == b.dtype and a.shape == b.shape
     return same and (not a.nbytes or torch.equal(*_as_words(a, b)))
 
@@ -266,7 +269,7 @@ def _as_words(*rows: torch.Tensor) -> list[torch.Tensor]:
 
 
 def find_unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
-    """Observations whose successor is not the observation of the following step, with the first such row.
+    """Return observations whose successor is not the observation of the following step, with the first such row.
 
     ``columns`` are consecutive rows; ``done`` bool ``[n]``: after which of them an episode ends.
     """
@@ -279,7 +282,7 @@ def find_unchained(columns: Columns, done: torch.Tensor) -> dict[str, int]:
 
 
 def in_state_order(rows: torch.Tensor, successors: torch.Tensor, done: torch.Tensor) -> torch.Tensor:
-    """The rows of steps, with the successor inserted after the last one of each episode (``done`` bool ``[n]``)."""
+    """Return the rows of steps, with the successor inserted after the last one of each episode (``done`` bool ``[n]``)."""
     ends = done.nonzero().squeeze(1)
     if not len(ends):
         return rows
@@ -291,6 +294,6 @@ def in_state_order(rows: torch.Tensor, successors: torch.Tensor, done: torch.Ten
 
 
 def runs_of(numbers: torch.Tensor) -> list[tuple[int, int]]:
-    """Numbers (int64 ``[n]``) as ranges: the first of each run of consecutive ones, and the number after its last."""
+    """Return numbers (int64 ``[n]``) as ranges: the first of each run of consecutive ones, and the number after its last."""
     edges = [0, *((numbers[1:] - numbers[:-1] != 1).nonzero().view(-1) + 1).tolist(), len(numbers)]
     return [(int(numbers[low]), int(numbers[high - 1]) + 1) for low, high in pairwise(edges)]

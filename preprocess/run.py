@@ -228,7 +228,7 @@ class FunctionReader(Reader):
         return {"preprocess": self.fingerprint}
 
     def existing(self) -> Manifest | None:
-        """The manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
+        """Return the manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
         if not self.place.exists():
             self.place.check_free()
         manifest = find_existing(self.place, Request(self.place.id, force=self.request.force))
@@ -395,7 +395,7 @@ class FunctionReader(Reader):
         return self.units_of(self.chunks, self.undecoded)
 
     def units_of(self, chunks: Sequence[Chunk], undecoded: frozenset[str]) -> list[ChunkUnit]:
-        """The units of some chunks."""
+        """Return the units of some chunks."""
         job, names = self._given(self.job), ", ".join(self.chain.names)
         about = (self.schema, self.copied, undecoded)
         return [

@@ -155,7 +155,7 @@ _MOST_EPISODES = 16
 
 
 def do(task: str, job: Job | bytes, chunk: Chunk, **options: Any) -> dict[str, Any]:
-    """One of the functions below for a chunk."""
+    """Return one of the functions below for a chunk."""
     work: Callable[..., dict[str, Any]] = _TASKS[task]
     with opened(job) as applier:
         return work(applier, chunk, **options)
@@ -188,7 +188,7 @@ def close() -> None:
 
 
 def examine(applier: Applier, section: Chunk) -> dict[str, Any]:
-    """What the functions are, with their arguments checked."""
+    """Return what the functions are, with their arguments checked."""
     return {"chain": applier.chain}
 
 
@@ -247,7 +247,7 @@ def _unchanged_rows(applier: Applier, batch: ResultBatch) -> list[str]:
 
 
 def sample_results(applier: Applier, chunk: Chunk, names: tuple[str, ...]) -> dict[str, Any]:
-    """A few rows of the leaves ``names`` of the results, uint8 ``[n, row_bytes]``, for codecs and dictionaries."""
+    """Return a few rows of the leaves ``names`` of the results, uint8 ``[n, row_bytes]``, for codecs and dictionaries."""
     columns: Columns = {}
     if not applier.whole:
         columns = applier.apply_to_steps(_spread(chunk.start, chunk.stop))
@@ -268,7 +268,7 @@ def _spread(start: int, stop: int) -> torch.Tensor:
 
 
 def collect_statistics(applier: Applier, chunk: Chunk, number: int) -> dict[str, Any]:
-    """The partial statistics for function ``number``, merged in order; empty where every episode was dropped."""
+    """Return the partial statistics for function ``number``, merged in order; empty where every episode was dropped."""
     fn = applier.functions[number]
     assert fn.fit is not None
     merged: dict[str, torch.Tensor] = {}
@@ -282,7 +282,7 @@ def collect_statistics(applier: Applier, chunk: Chunk, number: int) -> dict[str,
 def finish_statistics(
     applier: Applier, chunk: Chunk, number: int, partials: list[Mapping[str, np.ndarray]]
 ) -> dict[str, Any]:
-    """The statistics of function ``number`` from those of all parts, in order."""
+    """Return the statistics of function ``number`` from those of all parts, in order."""
     fn = applier.functions[number]
     assert fn.fit is not None
     parts = [{name: torch.tensor(array) for name, array in partial.items()} for partial in partials]

@@ -16,7 +16,7 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size(amount: float) -> str:
-    """Bytes in decimal units, as disks and networks count: 1.1 MB."""
+    """Return bytes in decimal units, as disks and networks count: 1.1 MB."""
     unit = 0
     while amount >= 999.5 and unit < len(_UNITS) - 1:
         amount /= 1000
@@ -42,31 +42,31 @@ def count(number: int) -> str:
 
 
 def plural(number: int, what: str) -> str:
-    """A count with its noun: 1 episode, 2 episodes."""
+    """Return a count with its noun: 1 episode, 2 episodes."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def listed(texts: Iterable[str], most: int, between: str = ", ") -> str:
-    """The first few of some texts: a, b and 3 more."""
+    """Return the first few of some texts: a, b and 3 more."""
     some = list(texts)
     more = f" and {len(some) - most} more" if len(some) > most else ""
     return between.join(some[:most]) + more
 
 
 def real(number: float) -> str:
-    """A measured number with five significant digits: -3.2104, 1,032.4, 2e+20."""
+    """Return a measured number with five significant digits: -3.2104, 1,032.4, 2e+20."""
     if float(number).is_integer() and abs(number) < 1e15:
         return f"{int(number):,}"
     return f"{number:,.1f}" if 1000 <= abs(number) < 1e15 else f"{number:.5g}"
 
 
 def percent(share: float) -> str:
-    """A share (0 to 1) in percent, rounded down."""
+    """Return a share (0 to 1) in percent, rounded down."""
     return f"{int(min(max(share, 0.0), 1.0) * 100 + 1e-9)}%"
 
 
 def exact_percent(share: float) -> str:
-    """A share in percent with one decimal: 2.1%. Only 0 is 0%, and only 1 is 100%."""
+    """Return a share in percent with one decimal: 2.1%. Only 0 is 0%, and only 1 is 100%."""
     return "<0.1%" if 0 < share < 0.0005 else f"{100 * share:.3g}%" if share < 0.9995 or share == 1 else ">99.9%"
 
 

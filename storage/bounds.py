@@ -61,7 +61,7 @@ class LeafBounds:
 
 
 def basic_spaces(space: Any, base: str) -> list[BasicSpace]:
-    """The basic spaces of a space in JSON form, in order, stored below the key ``base``.
+    """Return the basic spaces of a space in JSON form, in order, stored below the key ``base``.
 
     Raises UsageError if there are too many or they are nested too deeply, SchemaError for colliding keys and malformed spaces.
     """
@@ -91,7 +91,7 @@ def _walk(space: Any, path: tuple[str | int, ...], base: str) -> Iterator[tuple[
 
 
 def leaf_bounds(schema: Schema, spaces: Any) -> dict[str, LeafBounds]:
-    """The bounds of each leaf by its name; a step leaf ``next/key`` has the bounds of ``key``.
+    """Return the bounds of each leaf by its name; a step leaf ``next/key`` has the bounds of ``key``.
 
     Raises SchemaError for spaces that are malformed or do not fit their leaves, naming the leaf.
     """

@@ -101,7 +101,7 @@ def sum_cells(path: Path, offset: int, length: int) -> tuple[int, str]:
 
 
 def place_cells(path: Path, offset: int, length: int, cells: str, begin: int) -> list[Range]:
-    """The cuts (`cut_file`) of ``length`` bytes of a file from ``offset``, with these ``cells``, that will begin at byte
+    """Return the cuts (`cut_file`) of ``length`` bytes of a file from ``offset``, with these ``cells``, that will begin at byte
     ``begin`` of another file. Only the cells that the end of a block cuts are read."""
 
     def cut(low: int, high: int) -> Range:
@@ -135,7 +135,7 @@ def _block_ends(begin: int, length: int) -> range:
 
 
 def join_ranges(ranges: Iterable[Range]) -> Range:
-    """Consecutive ranges as one: ``(length, crc32c)`` of all their bytes, without reading these."""
+    """Return consecutive ranges as one: ``(length, crc32c)`` of all their bytes, without reading these."""
     value = length = 0
     for count, checksum in ranges:
         value = _multiply(_power(count), value) ^ int(checksum, 16) if length else int(checksum, 16)
@@ -144,7 +144,7 @@ def join_ranges(ranges: Iterable[Range]) -> Range:
 
 
 def join_cuts(cuts: Iterable[Range]) -> list[Range]:
-    """The blocks of a file, ``(length, crc32c)`` in order, from the cuts of all its ranges."""
+    """Return the blocks of a file, ``(length, crc32c)`` in order, from the cuts of all its ranges."""
     blocks: list[Range] = []
     at = 0
     for cut in cuts:
@@ -209,7 +209,7 @@ def hash_file(path: Path, digest: Digest) -> Digest:
 
 
 def damaged_ranges(path: Path, ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
-    """The first byte and the length of each of the manifest's ``ranges`` of a file that does not match its checksum.
+    """Yield the first byte and the length of each of the manifest's ``ranges`` of a file that does not match its checksum.
 
     Raises OSError if the file cannot be read.
     """

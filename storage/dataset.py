@@ -93,7 +93,7 @@ class Dataset:
         return scores.reference_scores(self.manifest)
 
     def normalized_score(self, returns: Any) -> Any:
-        """Undiscounted returns in this dataset's environment as scores: 0 is a random policy's, 100 an expert's (a human's).
+        """Convert undiscounted returns to scores: 0 is a random policy's, 100 an expert's (a human's).
 
         ``returns`` is a number, an array, a tensor or a sequence of numbers. Raises UsageError if no scores are known.
         """
@@ -272,7 +272,7 @@ class Dataset:
         keys: Iterable[str] | None = None,
         pad: Pad = "zero",
     ) -> TensorDict:
-        """Windows of ``before + length + after`` steps that start ``before`` steps ahead of each of ``steps``.
+        """Return windows of ``before + length + after`` steps that start ``before`` steps ahead of each of ``steps``.
 
         Returns TED with batch ``[B, before + length + after]`` and ``mask`` (bool, same shape), which is False where the
         window leaves the episode and rows are padding. A state leaf and its successor are overlapping views of the rows
@@ -323,7 +323,7 @@ class Dataset:
         return self._steps(index.reshape(-1), keys).reshape(index.shape)
 
     def episode(self, number: int) -> TensorDict:
-        """One whole episode as TED, batch ``[its length]``."""
+        """Return one whole episode as TED, batch ``[its length]``."""
         if not -len(self.episodes) <= number < len(self.episodes):
             raise UsageError(f"there is no episode {number}: {self.id} has {len(self.episodes)}")
         number %= len(self.episodes)
@@ -335,7 +335,7 @@ class Dataset:
         return self._range(0, len(self), 1)
 
     def to_numpy(self, keys: Iterable[str | tuple[str, ...]] | None = None) -> dict[str, np.ndarray]:
-        """Leaves in memory by TED key (``"next/reward"``), a row per step: all leaves, or those at and below ``keys``.
+        """Return leaves in memory by TED key (``"next/reward"``), a row per step: all leaves, or those at and below ``keys``.
 
         Raises UnknownKeyError.
         """
@@ -365,7 +365,7 @@ class Dataset:
         return map(self.episode, range(len(self.episodes)))
 
     def as_source(self, **options: Any) -> Any:
-        """The steps by number, as dictionaries of NumPy arrays: what the loaders of grain, of torch and others take.
+        """Return the steps by number, as dictionaries of NumPy arrays: what the loaders of grain, of torch and others take.
 
             source = dataset.as_source(windows={"observation": (-1, 0), "action": (0, 15)})
 
@@ -461,7 +461,7 @@ def read_columns(
 
 
 def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
-    """The first ``count`` rows of a leaf, mapped."""
+    """Return the first ``count`` rows of a leaf, mapped."""
     if leaf.constant is None:
         return codec_of(leaf).open_rows(folder, count)
     if leaf.row_bytes > LARGE_ROW:  # never read, but its rows take memory: the file must back the claimed size
@@ -470,7 +470,7 @@ def open_leaf(folder: Path, leaf: Leaf, count: int) -> Rows:
 
 
 def open_folder(path: str | os.PathLike[str], content: str | None = None, kind: type[Dataset] = Dataset) -> Dataset:
-    """A dataset folder as a `Dataset`, or as a subclass ``kind`` of it; ``content``: the expected content.
+    """Return a dataset folder as a `Dataset`, or as a subclass ``kind`` of it; ``content``: the expected content.
 
     Raises UsageError if the folder holds a dataset with other content.
     """
@@ -534,7 +534,7 @@ class DatasetView(Dataset):
 
 
 def concat(datasets: Sequence[Dataset], keys: Literal["all", "common"] = "all", *, marked: bool = False) -> DatasetView:
-    """A view of all episodes of ``datasets``, one after the other; for ``keys`` and ``marked`` see `DatasetView`.
+    """Return a view of all episodes of ``datasets``, one after the other; for ``keys`` and ``marked`` see `DatasetView`.
 
     Raises UsageError, naming them, for datasets whose leaves differ, unless ``keys`` is "common".
     """

@@ -101,7 +101,7 @@ def derive(
     *,
     is_windows: bool = False,
 ) -> tuple[Dataset, dict[str, Any]]:
-    """The dataset as these options of `load` have it, and the statistics that were used.
+    """Return the dataset as these options of `load` have it, and the statistics that were used.
 
     ``only``: the keys that are read, or those of windows. Raises UsageError for unknown names, for statistics of an incomplete
     dataset, for another ``dtype`` than float32, and for computed leaves that are not read.
@@ -158,7 +158,7 @@ def derive_leaves(
     reward: tuple[float, float],
     narrow: bool = False,
 ) -> dict[str, Rows]:
-    """All leaves, those of ``moments`` normalised, rewards as ``scale * reward + shift``, and the ``extra`` ones.
+    """Return all leaves, those of ``moments`` normalised, rewards as ``scale * reward + shift``, and the ``extra`` ones.
 
     ``narrow``: what is float64, stored or after that, is rounded to float32 when it is read.
     """
@@ -486,12 +486,12 @@ class ShiftedRows(ComputedRows):
 
 
 def rename(rows: Rows, name: str) -> Rows:
-    """The same rows under another name."""
+    """Return the same rows under another name."""
     renamed = copy.copy(rows)
     renamed.leaf = replace(rows.leaf, name=name)
     return renamed
 
 
 def add_episode(dataset: Dataset) -> dict[str, Rows]:
-    """All leaves and ``episode``, the number of each step's episode, where the data have none of their own."""
+    """Return all leaves and ``episode``, the number of each step's episode, where the data have none of their own."""
     return {"episode": EpisodeRows(dataset), **dataset.rows}

@@ -11,17 +11,17 @@ from typing import Any, BinaryIO
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a write failed because the disk, or the user's quota on it, is full."""
+    """Return whether a write failed because the disk, or the user's quota on it, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_about_reader(error: OSError) -> bool:
-    """Whether an error is about this process (rights, memory, descriptors) instead of the content of a file."""
+    """Return whether an error is about this process (rights, memory, descriptors) instead of the content of a file."""
     return error.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def system_error(error: BaseException | None) -> OSError | None:
-    """The OSError that an exception is or stands for: torch raises RuntimeError for some, with the errno at the end."""
+    """Return the OSError that an exception is or stands for: torch raises RuntimeError for some, with the errno at the end."""
     if isinstance(error, RuntimeError):
         found = re.fullmatch(r"(unable to .*): .* \((\d+)\)", str(error), re.DOTALL)
         return OSError(int(found[2]), f"{os.strerror(int(found[2]))}: {found[1]}") if found else None
@@ -41,7 +41,7 @@ def allocate(path: Path, size: int) -> None:
 
 
 def is_dangling(path: Path) -> bool:
-    """Whether a path is a symbolic link whose target is missing or cannot be reached. Never raises."""
+    """Return whether a path is a symbolic link whose target is missing or cannot be reached. Never raises."""
     try:
         path.readlink()
     except (OSError, ValueError):

@@ -101,7 +101,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
         outcome: str | Sequence[str] | None = None,
         top: float | int | None = None,
     ) -> np.ndarray:
-        """Which episodes meet all conditions, bool ``[episodes]``: for `Dataset.select`.
+        """Return which episodes meet all conditions, bool ``[episodes]``: for `Dataset.select`.
 
         - ``min_return``, ``max_return``, ``min_length``, ``max_length``: both ends are included.
         - ``outcome``: "terminated", "truncated" or "cut", or several of them.
@@ -136,7 +136,10 @@ class EpisodeTable(Sequence[EpisodeRow]):
         return met
 
     def to_arrow(self) -> Any:
-        """The table as `pyarrow.Table`: episode, start, length, return, outcome (text), midway. Raises MissingExtraError."""
+        """Return the table as `pyarrow.Table`: episode, start, length, return, outcome (text), midway.
+
+        Raises MissingExtraError.
+        """
         try:
             import pyarrow
         except ImportError as error:
@@ -144,7 +147,7 @@ class EpisodeTable(Sequence[EpisodeRow]):
         return pyarrow.table(self._columns())
 
     def to_pandas(self) -> Any:
-        """The table as `pandas.DataFrame`, with the columns of `to_arrow`. Raises MissingExtraError."""
+        """Return the table as `pandas.DataFrame`, with the columns of `to_arrow`. Raises MissingExtraError."""
         try:
             import pandas
         except ImportError as error:

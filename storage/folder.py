@@ -70,11 +70,11 @@ class DatasetPlace:
         return aside(self.path)
 
     def lock(self) -> WriterLock:
-        """The writer's lock, to be entered."""
+        """Return the writer's lock, to be entered."""
         return WriterLock(self._beside("lock"), self.id)
 
     def exists(self) -> bool:
-        """Whether there is a dataset with a manifest; waits out the moment in which a writer replaces it."""
+        """Return whether there is a dataset with a manifest; waits out the moment in which a writer replaces it."""
         return holds_dataset(self.path)
 
     def _beside(self, suffix: str) -> Path:
@@ -200,7 +200,7 @@ def make_writable(root: Path) -> None:
 
 
 def is_empty_folder(path: Path) -> bool:
-    """Whether a path is an empty folder, and not a link."""
+    """Return whether a path is an empty folder, and not a link."""
     try:
         return path.is_dir() and not path.is_symlink() and not any(path.iterdir())
     except FileNotFoundError:  # another process removed it
@@ -225,7 +225,7 @@ def free_bytes(path: Path) -> int:
 
 
 def disk_use(path: Path) -> int:
-    """Bytes that a folder or file takes on disk (without holes), not following links; 0 if it is missing."""
+    """Return bytes that a folder or file takes on disk (without holes), not following links; 0 if it is missing."""
     total = 0
     for one in (path, *files_below(path)):
         with suppress(FileNotFoundError, NotADirectoryError):  # another process may be removing it
@@ -268,7 +268,7 @@ def beside(target: Path) -> Iterator[Path]:
 
 
 def holds_files(path: Path) -> bool:
-    """Whether there is a file anywhere in a folder."""
+    """Return whether there is a file anywhere in a folder."""
     return any(files_below(path))
 
 

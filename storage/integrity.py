@@ -54,11 +54,11 @@ class CheckedBlock:
         return self.begin + self.length
 
     def is_in(self, folder: Path) -> bool:
-        """Whether the file in a folder has these bytes. Raises OSError if it cannot be read."""
+        """Return whether the file in a folder has these bytes. Raises OSError if it cannot be read."""
         return sum_range(folder / self.path, self.begin, self.length) == (self.length, self.crc32c)
 
     def is_sound(self, pieces: Iterable[bytes]) -> bool:
-        """Whether these bytes match the length and checksum of the block."""
+        """Return whether these bytes match the length and checksum of the block."""
         checksum = Crc32c()
         for piece in pieces:
             checksum.update(piece)
@@ -97,33 +97,33 @@ class BlockChecksums:
                 raise DamagedDatasetError(f"{BLOCK_TABLE} of {manifest.id} contradicts its manifest about {path}")
 
     def count(self, path: str) -> int:
-        """How many blocks a file has."""
+        """Return how many blocks a file has."""
         return len(self._sums[path])
 
     def block(self, path: str, number: int) -> CheckedBlock:
-        """One block of a file."""
+        """Return one block of a file."""
         begin, end = self.edges[path][number : number + 2].tolist()
         return CheckedBlock(path, number, begin, end - begin, f"{self._sums[path][number]:08x}")
 
     def all(self, path: str) -> Iterator[CheckedBlock]:
-        """The blocks of a file in order."""
+        """Return the blocks of a file in order."""
         return (self.block(path, number) for number in range(self.count(path)))
 
     def covering(self, path: str, begin: int, end: int) -> Iterator[CheckedBlock]:
-        """The blocks that hold bytes ``begin..end-1`` of a file, in order; none for an empty range."""
+        """Return the blocks that hold bytes ``begin..end-1`` of a file, in order; none for an empty range."""
         edges = self.edges[path]
         first, stop = np.searchsorted(edges, begin, "right") - 1, np.searchsorted(edges, min(end, edges[-1]))
         blocks = (self.block(path, number) for number in range(first, stop if begin < end else first))
         return (block for block in blocks if block.length)
 
     def where(self, block: CheckedBlock) -> str:
-        """The number and byte range of a block, for messages."""
+        """Return the number and byte range of a block, for messages."""
         number = f" in block {block.number}" if block.path in self.tabled else ""
         return f"{number}, bytes {block.begin}-{block.end}"
 
 
 def read_block_checksums(folder: Path, manifest: Manifest) -> BlockChecksums:
-    """The blocks of a dataset folder. Raises DamagedDatasetError if its table is missing or damaged."""
+    """Return the blocks of a dataset folder. Raises DamagedDatasetError if its table is missing or damaged."""
     if not manifest.blocks:
         return BlockChecksums(manifest, None)
     return BlockChecksums(manifest, read_file(folder / BLOCK_TABLE))
@@ -257,7 +257,7 @@ def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> No
 
 
 def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
-    """How a file differs from the manifest, None if it does not."""
+    """Return how a file differs from the manifest, None if it does not."""
     wrong_size = check_size(folder, path, manifest.size_of(path))
     if wrong_size:
         return wrong_size
@@ -270,7 +270,7 @@ def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
 
 
 def open_array(folder: Path, leaf: Leaf, count: int) -> np.ndarray:
-    """The rows of a step leaf, ``[count, *shape]``, mapped. Raises DamagedDatasetError."""
+    """Return the rows of a step leaf, ``[count, *shape]``, mapped. Raises DamagedDatasetError."""
     if leaf.constant is not None:
         return np.broadcast_to(np.array(leaf.constant or 0, leaf.np_dtype), (count, *leaf.shape))
     if codec_of(leaf).fixed_rows:

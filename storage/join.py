@@ -137,7 +137,7 @@ _MANIFEST = "join.manifest.json"
 
 
 def is_joining(place: DatasetPlace) -> bool:
-    """Whether an earlier run has begun to join."""
+    """Return whether an earlier run has begun to join."""
     return (place.working / JOIN).is_file()
 
 

@@ -33,7 +33,7 @@ def with_options(options: type, *origins: Callable[..., Any]) -> Callable[[Funct
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """The value of an argument that is a whole number, NumPy's included. Raises UsageError for anything else."""
+    """Return the value of an argument that is a whole number, NumPy's included. Raises UsageError for anything else."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
         if least <= number and (most is None or number <= most):

@@ -92,7 +92,7 @@ class Leaf:
         return prod(self.shape) * self.np_dtype.itemsize
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest's form."""
+        """Return the manifest's form."""
         record = {**asdict(self), "shape": list(self.shape)}
         if self.constant is None:
             del record["constant"]
@@ -119,7 +119,7 @@ def _is_value(number: object, dtype: str) -> bool:
 
 
 def is_observation(name: str) -> bool:
-    """Whether a key is ``observation`` or lies below it."""
+    """Return whether a key is ``observation`` or lies below it."""
     return name.partition("/")[0] == "observation"
 
 

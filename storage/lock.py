@@ -62,7 +62,7 @@ class WriterLock:
             raise self._busy()
 
     def is_held(self) -> bool:
-        """Whether a running process has the lock."""
+        """Return whether a running process has the lock."""
         if not self.path.is_file():
             return False
         try:
@@ -94,7 +94,7 @@ WAITING = "waiting for another process"
 def when_free(
     action: Callable[[], Done], wait: bool, on_note: Callable[[str], None], on_stage: Callable[[str], None]
 ) -> Done:
-    """The result of ``action``. If another process holds the lock, and with ``wait``, waits for that and calls it again.
+    """Return the result of ``action``. If another process holds the lock, and with ``wait``, waits for that and calls it again.
 
     The second call finds what the other process finished, and continues with the rest. ``on_note`` receives a sentence for
     every process that is waited for.

@@ -194,7 +194,7 @@ class Manifest:
         return self.steps + self.episodes
 
     def rows(self, leaf: Leaf) -> int:
-        """Rows of a leaf."""
+        """Return rows of a leaf."""
         return self.steps if leaf.kind == "step" else self.states
 
     @property
@@ -205,7 +205,7 @@ class Manifest:
         return found if isinstance(found, str) else None
 
     def size_of(self, path: str) -> int:
-        """Bytes of a file."""
+        """Return bytes of a file."""
         return sum(length for length, _ in self.files[path])
 
     @property
@@ -222,7 +222,7 @@ class Manifest:
         return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object, checksum included."""
+        """Return the JSON object, checksum included."""
         record: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION}
         record |= {entry.name: getattr(self, entry.name) for entry in fields(Manifest)}
         named = {"leaves" if name == "schema" else name: value for name, value in record.items()}
@@ -264,7 +264,10 @@ def read_manifest(folder: Path, name: str = FILENAME) -> Manifest:
 
 
 def parse_manifest(data: bytes, folder: str, name: str = FILENAME) -> Manifest:
-    """The manifest in the bytes of a file ``name``; messages say that it is from ``folder``. Raises as `read_manifest`."""
+    """Return the manifest in the bytes of a file ``name``; messages say that it is from ``folder``.
+
+    Raises as `read_manifest`.
+    """
     path = f"{folder}/{name}"
     try:
         record = json.loads(data)
@@ -307,7 +310,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def why_missing(folder: Path, shown: str, name: str = FILENAME) -> str:
-    """Why there is no manifest in a folder, which the text calls ``shown``, as the user did."""
+    """Return why there is no manifest in a folder, which the text calls ``shown``, as the user did."""
     with suppress(OSError):  # not a valid name of a folder
         if is_dangling(folder):
             return f"{shown} is a link to {folder.readlink()}, which does not exist"
@@ -346,13 +349,13 @@ class Problem:
 
 
 def check_sizes(folder: Path, manifest: Manifest) -> list[Problem]:
-    """The files that are missing or have another size than the manifest states; none is read."""
+    """Return the files that are missing or have another size than the manifest states; none is read."""
     found = {path: check_size(folder, path, manifest.size_of(path)) for path in sorted(manifest.files)}
     return [Problem(path, what) for path, what in found.items() if what is not None]
 
 
 def check_size(folder: Path, path: str, size: int) -> str | None:
-    """How a file differs from a regular file of this size, None if it does not."""
+    """Return how a file differs from a regular file of this size, None if it does not."""
     try:
         if not (folder / path).is_file():
             return "is not a file" if (folder / path).exists() else "is missing"

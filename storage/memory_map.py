@@ -32,7 +32,7 @@ VERIFY = "`rbdata verify ID` names what is damaged; download or convert it again
 
 
 def verify_hint(path: Path) -> str:
-    """The hint for damage in a file of a dataset: the command with the dataset's folder."""
+    """Return the hint for damage in a file of a dataset: the command with the dataset's folder."""
     folder = next((one for one in (path, *path.parents) if (one / "rbdata.json").is_file()), None)
     return VERIFY if folder is None else VERIFY.replace("ID", shlex.quote(str(folder)), 1)
 
@@ -68,7 +68,7 @@ class _Mapping:
 
 
 def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
-    """The first ``count`` items of a file; nothing is read before it is used.
+    """Return the first ``count`` items of a file; nothing is read before it is used.
 
     Raises DamagedDatasetError if the file is missing, too short, or no file.
     """
@@ -89,7 +89,7 @@ def map_array(path: Path, dtype: np.dtype, count: int) -> np.ndarray:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a file. Raises DamagedDatasetError as `map_array`."""
+    """Return the content of a file. Raises DamagedDatasetError as `map_array`."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -123,7 +123,7 @@ def release_pages(array: np.ndarray) -> None:
 
 
 def widest_word(size: int) -> tuple[int, torch.dtype]:
-    """The widest integer, as (bytes, dtype), as which memory of multiples of ``size`` bytes can be viewed."""
+    """Return the widest integer, as (bytes, dtype), as which memory of multiples of ``size`` bytes can be viewed."""
     import torch  # here: processes that only write do without it
 
     words = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
@@ -131,7 +131,7 @@ def widest_word(size: int) -> tuple[int, torch.dtype]:
 
 
 def in_numpy(tensor: torch.Tensor) -> bool:
-    """Whether NumPy can view the tensor: in main memory, with a dtype of NumPy."""
+    """Return whether NumPy can view the tensor: in main memory, with a dtype of NumPy."""
     try:
         tensor.numpy()
     except (TypeError, RuntimeError):

@@ -28,7 +28,7 @@ class OldDataset:
 
     @classmethod
     def open(cls, folder: Path, schema: Schema) -> OldDataset | None:
-        """The dataset in a folder, if its rows fit this schema; otherwise None."""
+        """Return the dataset in a folder, if its rows fit this schema; otherwise None."""
         if not (folder / FILENAME).is_file():
             return None
         manifest = read_manifest(folder)
@@ -46,7 +46,7 @@ class OldDataset:
             return [(0, self.manifest.size_of(path))]
 
     def dictionary(self, leaf: Leaf) -> bytes:
-        """The dictionary of a leaf whose codec uses one."""
+        """Return the dictionary of a leaf whose codec uses one."""
         return codec_of(leaf).read_dictionary(self.folder)
 
     def bytes_of_state(self) -> float:
@@ -106,6 +106,6 @@ class OldDataset:
         return np.fromfile(self.folder / path, "<i8", stop + 1 - first, offset=low)
 
     def damaged(self, path: str) -> DamagedDatasetError:
-        """The error that names a file of it."""
+        """Return the error that names a file of it."""
         message = f"{self.manifest.id} is damaged, and nothing is appended to it: {self.folder / path}"
         return DamagedDatasetError(message, hint=f"`rbdata verify {self.manifest.id}` shows what can be repaired")

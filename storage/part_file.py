@@ -61,7 +61,7 @@ class RowsFile:
         self.rows += rows
 
     def position(self) -> tuple[int, int, str]:
-        """What was written so far: rows, bytes, and their `Cells`."""
+        """Return what was written so far: rows, bytes, and their `Cells`."""
         length, cells = self._cells.record
         return self.rows, length, cells
 
@@ -84,12 +84,12 @@ class RowsFile:
 
 
 def rows_path(stem: Path) -> Path:
-    """The file of the rows."""
+    """Return the file of the rows."""
     return stem.with_name(f"{stem.name}.rows")
 
 
 def lengths_path(stem: Path) -> Path:
-    """The file of their lengths."""
+    """Return the file of their lengths."""
     return stem.with_name(f"{stem.name}.lengths")
 
 
@@ -113,7 +113,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def read_plain_rows(path: Path, count: int, dtype: Any) -> np.ndarray:
-    """The first ``count`` values of a file of a part, mapped."""
+    """Return the first ``count`` values of a file of a part, mapped."""
     if not count:
         return np.zeros(0, dtype)
     with path.open("rb") as file:

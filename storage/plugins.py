@@ -72,7 +72,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 @lru_cache(maxsize=1)
 def registered() -> Mapping[str, EntryPoint]:
-    """All sources by name, not loaded; the built-in ones first.
+    """Return all sources by name, not loaded; the built-in ones first.
 
     Warns about plug-ins that are left out, because their name is invalid or taken.
     """
@@ -90,7 +90,7 @@ def registered() -> Mapping[str, EntryPoint]:
 
 
 def load(name: str) -> Any:
-    """A new object of the source with this name.
+    """Return a new object of the source with this name.
 
     Raises DatasetNotFoundError, naming the known sources, and MissingExtraError for a plug-in that cannot be imported.
     """
@@ -107,12 +107,12 @@ def load(name: str) -> Any:
 
 
 def above(name: str) -> Any:
-    """The function ``rbdata.preprocess`` or ``rbdata.load``."""
+    """Return the function ``rbdata.preprocess`` or ``rbdata.load``."""
     return getattr(import_module(_ABOVE[name]), name)
 
 
 def options_from_settings() -> Iterator[Any]:
-    """The options that sources declare with ``setting=True``; plug-ins that cannot be loaded have none."""
+    """Yield the options that sources declare with ``setting=True``; plug-ins that cannot be loaded have none."""
     for name in registered():
         try:
             source = load(name)

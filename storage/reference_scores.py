@@ -54,7 +54,7 @@ class ReferenceScores:
 
 
 def recorded_scores(record: Mapping[str, Any]) -> ReferenceScores | None:
-    """The scores in the ``source`` record of a manifest, if they are two different finite numbers."""
+    """Return the scores in the ``source`` record of a manifest, if they are two different finite numbers."""
     stated = record.get("reference_scores")
     if not isinstance(stated, (list, tuple)) or len(stated) != 2:
         return None
@@ -64,7 +64,7 @@ def recorded_scores(record: Mapping[str, Any]) -> ReferenceScores | None:
 
 
 def reference_scores(manifest: Manifest) -> ReferenceScores | None:
-    """The reference scores of a dataset (for a preprocessed one, of its original dataset); None if unknown.
+    """Return the reference scores of a dataset (for a preprocessed one, of its original dataset); None if unknown.
 
     If preprocessing changed the rewards, the ``caveat`` says so.
     """
@@ -79,7 +79,7 @@ def reference_scores(manifest: Manifest) -> ReferenceScores | None:
 
 
 def stated_wrappers(source: Mapping[str, Any]) -> list[str]:
-    """The wrappers that a ``source`` record names under OTHER_RETURNS."""
+    """Return the wrappers that a ``source`` record names under OTHER_RETURNS."""
     stated = source.get(OTHER_RETURNS)
     return [str(name) for name in stated] if isinstance(stated, (list, tuple)) else []
 
@@ -108,7 +108,7 @@ def _has_other_rewards(record: Mapping[str, Any]) -> bool:
 
 
 def normalized_returns(manifest: Manifest, table: EpisodeTable) -> Any:
-    """The returns of a dataset's episodes as scores, NaN for episodes that are not whole.
+    """Return the returns of a dataset's episodes as scores, NaN for episodes that are not whole.
 
     Raises UsageError if scores are unknown or do not apply.
     """
@@ -121,7 +121,7 @@ def normalized_returns(manifest: Manifest, table: EpisodeTable) -> Any:
 
 
 def require_scores(scores: ReferenceScores | None, dataset_id: str) -> ReferenceScores:
-    """The scores. Raises UsageError if they are None."""
+    """Return the scores. Raises UsageError if they are None."""
     if scores is None:
         hint = "D4RL, many Minari datasets and 57 Atari games have them"
         raise UsageError(f"no reference scores are known for {dataset_id}", hint=hint)

@@ -20,7 +20,7 @@ class NoRecordError(SamplingError, UnknownKeyError):
 
 
 def row_index(index: Any, count: int, row: str) -> RowIndex:
-    """A number (>= 0), a slice with a positive step, or int64 numbers (>= 0) of the shape of the index.
+    """Return a number (>= 0), a slice with a positive step, or int64 numbers (>= 0) of the shape of the index.
 
     Takes a number, a slice, ``...``, numbers in any shape, or a mask (bool ``[count]``), alone or as a tuple of one. ``row``
     is the word for a row in errors ("record"). Raises UnknownKeyError for rows that do not exist.
@@ -52,14 +52,14 @@ def row_index(index: Any, count: int, row: str) -> RowIndex:
 
 
 def is_part_of_all(index: Any) -> bool:
-    """Whether an index selects from all rows (a slice, ``...``, a mask) instead of listing numbers."""
+    """Return whether an index selects from all rows (a slice, ``...``, a mask) instead of listing numbers."""
     if isinstance(index, (list, tuple)):
         return len(index) > 0 and all(isinstance(one, (bool, np.bool_)) for one in index)
     return index is Ellipsis or isinstance(index, slice) or getattr(index, "dtype", None) in (torch.bool, np.bool_)
 
 
 def of_one_dimension(index: tuple[Any, ...], row: str) -> Any:
-    """The single element of a tuple index. Raises UnknownKeyError if it has more elements."""
+    """Return the single element of a tuple index. Raises UnknownKeyError if it has more elements."""
     parts = [part for part in index if part is not Ellipsis]
     if len(parts) > 1:
         message = f"{index!s:.60} has {len(parts)} dimensions, and {row}s have one"
@@ -84,7 +84,10 @@ def _as_number(number: int, count: int, row: str) -> int:
 
 
 def numbers_or_mask(index: Any, row: str) -> torch.Tensor:
-    """Numbers (int64, negative ones as they are) or a mask (bool), of any shape. Raises UnknownKeyError for anything else."""
+    """Return numbers (int64, negative ones as they are) or a mask (bool), of any shape.
+
+    Raises UnknownKeyError for anything else.
+    """
     try:
         if isinstance(index, range):
             return torch.arange(index.start, index.stop, index.step, device="cpu")

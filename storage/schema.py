@@ -62,7 +62,7 @@ class Schema:
         return self._by_name[name]
 
     def get(self, name: str) -> Leaf | None:
-        """The leaf of this name, None if there is none."""
+        """Return the leaf of this name, None if there is none."""
         return self._by_name.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -126,13 +126,13 @@ _TED_FLAGS = (
 
 
 def at_and_below(names: Iterable[str], *keys: str) -> list[str]:
-    """The names that are one of these keys, or lie below one: ``observation`` stands for ``observation/camera``."""
+    """Return the names that are one of these keys, or lie below one: ``observation`` stands for ``observation/camera``."""
     above = tuple(f"{key}/" for key in keys)
     return [name for name in names if f"{name}/".startswith(above)]
 
 
 def ted_flags() -> tuple[Leaf, ...]:
-    """The flags and the reward of TED: root flags (state at t, all false) and those under ``next``."""
+    """Return the flags and the reward of TED: root flags (state at t, all false) and those under ``next``."""
     return _TED_FLAGS
 
 

@@ -24,7 +24,7 @@ _WAITS = (0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
 
 
 def state_of(folder: Path) -> tuple[int, ...] | None:
-    """What changes when a dataset is replaced; None where there is none."""
+    """Return what changes when a dataset is replaced; None where there is none."""
     with suppress(OSError, ValueError):
         place, manifest = folder.stat(), (folder / FILENAME).stat()
         return place.st_dev, place.st_ino, manifest.st_ino, manifest.st_size, manifest.st_mtime_ns
@@ -52,7 +52,7 @@ def read_snapshot(folder: Path, read: Callable[[Manifest], T]) -> T:
 
 
 def holds_dataset(folder: Path) -> bool:
-    """Whether a folder has a manifest; waits about a second for a folder that a writer is replacing."""
+    """Return whether a folder has a manifest; waits about a second for a folder that a writer is replacing."""
     for wait in _WAITS:
         time.sleep(wait)
         before = state_of(folder)
@@ -64,7 +64,7 @@ def holds_dataset(folder: Path) -> bool:
 
 
 def has_manifest(folder: Path) -> bool:
-    """Whether a folder has a manifest at this moment."""
+    """Return whether a folder has a manifest at this moment."""
     try:
         return (folder / FILENAME).is_file()
     except (OSError, ValueError):  # no permission, or an invalid folder name
@@ -72,7 +72,7 @@ def has_manifest(folder: Path) -> bool:
 
 
 def aside(folder: Path) -> Path:
-    """The path of a dataset between the two renames that replace it by another (`folder.DatasetPlace`)."""
+    """Return the path of a dataset between the two renames that replace it by another (`folder.DatasetPlace`)."""
     return folder.with_name(f".{folder.name}.old")
 
 

@@ -46,7 +46,7 @@ LARGEST_STEP = 64 << 20
 
 
 def make_spec(manifest: Manifest, count: Count, categorical: bool = True) -> Composite:
-    """A Composite of shape ``[]``: the specs of one step, by TED key. See `Dataset.make_spec`."""
+    """Return a Composite of shape ``[]``: the specs of one step, by TED key. See `Dataset.make_spec`."""
     _check_step(manifest.schema)
     made = Composite()
     for bounds in leaf_bounds(manifest.schema, manifest.spaces).values():
@@ -91,7 +91,7 @@ def _leaf_spec(bounds: LeafBounds, categorical: bool) -> TensorSpec:
 
 
 def gymnasium_space(manifest: Manifest, base: str, count: Count) -> gymnasium.Space:
-    """The space of ``base`` that the source states; otherwise boxes of the leaves' dtypes and shapes.
+    """Return the space of ``base`` that the source states; otherwise boxes of the leaves' dtypes and shapes.
 
     Raises MissingExtraError without gymnasium, UnknownKeyError without such leaves, SchemaError for malformed spaces.
     """

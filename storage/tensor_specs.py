@@ -99,11 +99,11 @@ class TensorSpec:
         raise NotImplementedError
 
     def zero(self, shape: Shape = ()) -> Any:
-        """Zeros of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
+        """Return zeros of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
         return torch.zeros((*_size(shape), *self._shape), dtype=self._dtype, device=self._device)
 
     def one(self, shape: Shape = ()) -> Any:
-        """Ones of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
+        """Return ones of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
         return torch.ones((*_size(shape), *self._shape), dtype=self._dtype, device=self._device)
 
     def is_in(self, value: Any) -> bool:
@@ -531,7 +531,7 @@ class Composite(TensorSpec):
         return len(self._specs)
 
     def items(self, include_nested: bool = False, leaves_only: bool = False) -> list[tuple[Any, Any]]:
-        """Keys and specs; with ``include_nested`` those in nested ones too, with ``leaves_only`` those of no Composite."""
+        """Return keys and specs; ``include_nested``: those in nested ones too, ``leaves_only`` those of no Composite."""
         found: list[tuple[Any, Any]] = []
         for key, spec in self._specs.items():
             inner = isinstance(spec, Composite)

@@ -85,7 +85,7 @@ def _encoded(key: str) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file that is no link. Raises DamagedDatasetError."""
+    """Return a JSON object in a file that is no link. Raises DamagedDatasetError."""
     try:
         if path.is_symlink():
             raise DamagedDatasetError(f"{path} is a link, not a file of its own")

@@ -23,7 +23,7 @@ from .replay import DatasetStorage
 
 @cache
 def storage_class() -> type:
-    """The class of the storages that `torchrl_storage` makes. Raises MissingExtraError without torchrl."""
+    """Return the class of the storages that `torchrl_storage` makes. Raises MissingExtraError without torchrl."""
     try:
         from torchrl.data import TensorStorage
     except ImportError as error:

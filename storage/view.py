@@ -79,7 +79,7 @@ class Segments:
 
     @classmethod
     def of_steps(cls, table: EpisodeTable, steps: np.ndarray) -> Segments:
-        """Steps in the order given; consecutive steps of one episode are a segment."""
+        """Return steps in the order given; consecutive steps of one episode are a segment."""
         episode = np.searchsorted(table.starts, steps, "right") - 1
         begins = np.ones(len(steps), bool)
         begins[1:] = (np.diff(steps) != 1) | (np.diff(episode) != 0)
@@ -130,7 +130,7 @@ def chosen(what: str, given: Any, count: int) -> np.ndarray:
 
 
 def common_leaves(members: Sequence[Member], keys: Literal["all", "common"]) -> list[Leaf]:
-    """The leaves of a view: the leaves of the members, which must be equal, or with ``common`` the equal leaves.
+    """Return the leaves of a view: the leaves of the members, which must be equal, or with ``common`` the equal leaves.
 
     Raises UsageError, naming the leaves, if they differ, and with ``common`` if no observation is left.
     """
@@ -165,7 +165,10 @@ def _form(leaf: Leaf | None) -> str:
 
 
 def make_manifest(members: Sequence[Member], segments: Segments, schema: Schema, table: EpisodeTable) -> ViewManifest:
-    """The manifest of a view: the facts shared by all members. With a single member it keeps source, lineage and notes."""
+    """Return the manifest of a view: the facts shared by all members.
+
+    With a single member it keeps source, lineage and notes.
+    """
     manifests = [member.manifest for member in members]
     first, returns, lengths = manifests[0], *table.summary()
     sources = [original_source(one)[0] for one in manifests]
@@ -209,7 +212,10 @@ def _joined(texts: Iterable[str | None]) -> str | None:
 
 
 def make_table(members: Sequence[Member], segments: Segments) -> EpisodeTable:
-    """The episodes of a view. The return of a part of an episode is the sum of its rewards, which are read from the member."""
+    """Return the episodes of a view.
+
+    The return of a part of an episode is the sum of its rewards, which are read from the member.
+    """
     there, returns, outcome, midway = (
         _gather(members, segments, column) for column in ("lengths", "returns", "outcomes", "midway")
     )
@@ -239,7 +245,7 @@ def _gather(members: Sequence[Member], segments: Segments, column: str) -> np.nd
 def make_rows(
     members: Sequence[Member], segments: Segments, leaves: Sequence[Leaf], table: EpisodeTable, marked: bool = False
 ) -> dict[str, Rows]:
-    """The rows of the leaves of a view, by name; if ``marked``, with the leaf ``dataset`` (`MemberRows`)."""
+    """Return the rows of the leaves of a view, by name; if ``marked``, with the leaf ``dataset`` (`MemberRows`)."""
     first, member = _gather(members, segments, "starts") + segments.offset, segments.member
     here, there = table.starts + np.arange(len(segments)), first + segments.episode
     runs = {
@@ -340,7 +346,7 @@ class SegmentRows:
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks) if blocks else self._empty(0, 0)[:, 0]
 
     def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows ``start..stop-1`` of a compressed leaf as they are stored, see `CompressedRows.stored`."""
+        """Return rows ``start..stop-1`` of a compressed leaf as they are stored, see `CompressedRows.stored`."""
         pieces = [rows.stored(low, high) for rows, low, high in self._pieces(start, stop)]  # type: ignore[attr-defined]
         if len(pieces) == 1:
             return pieces[0]

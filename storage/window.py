@@ -46,7 +46,7 @@ class Windows:
     outside: np.ndarray
 
     def split(self, sizes: Sequence[int]) -> list[Windows]:
-        """The same in consecutive groups of these many windows."""
+        """Return the same in consecutive groups of these many windows."""
         edges = np.append(0, np.cumsum(sizes)) * self.length
         copied, blank, outside = (
             np.searchsorted(places, edges).tolist() for places in (self.copied, self.blank, self.outside)
@@ -93,7 +93,7 @@ def plan_windows(
 
 
 def read_windows(rows: Rows, windows: Windows) -> torch.Tensor:
-    """The rows of planned windows: a fresh ``[B, length, *shape]``."""
+    """Return the rows of planned windows: a fresh ``[B, length, *shape]``."""
     count, length, shape = windows.count, windows.length, rows.leaf.shape
     if windows.start is None:
         out = rows.block(0, 0).new_empty(count, length, *shape)

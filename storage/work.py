@@ -54,7 +54,7 @@ class Work:
 
     @staticmethod
     def belongs(place: DatasetPlace, fingerprint: str, *, restart: bool) -> bool:
-        """Whether the next run with this fingerprint will go on with what is there; it starts over otherwise."""
+        """Return whether the next run with this fingerprint will go on with what is there; it starts over otherwise."""
         run = read_run(place.working)
         return run.get("fingerprint") == fingerprint and (not restart or bool(run.get("restart")))
 
@@ -73,7 +73,7 @@ class Work:
         self._run = run
 
     def remembered(self, name: str) -> Any:
-        """What was recorded; None for nothing."""
+        """Return what was recorded; None for nothing."""
         return self._run.get(name)
 
     def holds_work(self) -> bool:
@@ -86,7 +86,7 @@ class Work:
         return bool(self.part_folders()) or holds_files(self.folder / RAW) or (self.folder / JOIN).exists()
 
     def part_folders(self) -> list[Path]:
-        """The folders of finished parts, without that of the lead."""
+        """Return the folders of finished parts, without that of the lead."""
         return sorted(path.parent for path in _part_records(self.folder))
 
 
@@ -95,19 +95,19 @@ def _part_records(folder: Path) -> list[Path]:
 
 
 def units_done(folder: Path) -> int:
-    """How many units are parts in a working folder, to their ends."""
+    """Return how many units are parts in a working folder, to their ends."""
     records = map(read_sealed, _part_records(folder))
     return len({one.get("unit") for one in records if isinstance(one, dict) and one.get("goes_on") is None})
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """What the run that began a working folder recorded; empty without a record, or with a damaged one."""
+    """Return what the run that began a working folder recorded; empty without a record, or with a damaged one."""
     run = read_sealed(folder / RUN)
     return run if isinstance(run, dict) else {}
 
 
 def command_of(folder: Path) -> str:
-    """The command line that resumes the work in a working folder; "" if Python code started it."""
+    """Return the command line that resumes the work in a working folder; "" if Python code started it."""
     line = read_run(folder).get("command")
     return line if isinstance(line, str) and line.isprintable() else ""
 
@@ -124,7 +124,7 @@ def sealed(content: Any) -> bytes:
 
 
 def read_sealed(path: Path) -> Any:
-    """What `write_sealed` wrote; None where there is no such file, or it was changed."""
+    """Return what `write_sealed` wrote; None where there is no such file, or it was changed."""
     try:
         checksum, _, data = path.read_bytes().partition(b" ")
         return json.loads(data) if checksum == crc32c(data).encode() else None
@@ -137,5 +137,5 @@ def read_sealed(path: Path) -> Any:
 
 
 def fingerprint(content: Mapping[str, Any]) -> str:
-    """A short string for everything the resulting bytes depend on."""
+    """Return a short string for everything the resulting bytes depend on."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

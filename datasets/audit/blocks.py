@@ -35,7 +35,7 @@ class Leaves:
 
     @classmethod
     def of(cls, dataset: Dataset, text: frozenset[str]) -> Leaves:
-        """The leaves of a dataset; ``text`` are those whose space is text."""
+        """Return the leaves of a dataset; ``text`` are those whose space is text."""
         schema = dataset.schema
         roots = [leaf for leaf in schema if leaf.key[-1] not in FLAGS and leaf.name != "next/reward"]
         roots = [leaf for leaf in roots if leaf.kind == "state" or leaf.key[0] != "next" or leaf.name[5:] not in schema]
@@ -83,7 +83,7 @@ class StepBlock:
         return self.high - self.low
 
     def numbers(self, mask: Array) -> Array:
-        """The numbers of the steps that a mask ``[n]`` selects."""
+        """Return the numbers of the steps that a mask ``[n]`` selects."""
         return np.flatnonzero(mask) + self.low
 
     @cached_property
@@ -177,7 +177,7 @@ class Usual:
 
 
 def every(mask: Array) -> Array:
-    """Which rows of a mask ``[n, elements]`` are True in all columns; ten times as fast as NumPy for short rows."""
+    """Return which rows of a mask ``[n, elements]`` are True in all columns; ten times as fast as NumPy for short rows."""
     return np.asarray(np.ascontiguousarray(mask.T).all(0))
 
 

@@ -80,13 +80,13 @@ class Duplicates:
             self._held = len(self._kept[0][0])
 
     def kept(self, zeros: int) -> tuple[Array, Array]:
-        """The hashes that end in ``zeros`` zeros, and their steps."""
+        """Return the hashes that end in ``zeros`` zeros, and their steps."""
         hashes, steps = (np.concatenate(parts) for parts in zip(*self._kept))
         mask = (hashes & np.uint64((1 << zeros) - 1)) == 0
         return hashes[mask], steps[mask]
 
     def comparable(self) -> Array:
-        """Which episodes are too long to be equal by chance, bool ``[episodes]``."""
+        """Return which episodes are too long to be equal by chance, bool ``[episodes]``."""
         length = np.asarray(self._table.lengths)
         return length >= (_SHORT if self.measured else _SHORT_COUNTS)
 
@@ -116,7 +116,7 @@ class Duplicates:
 
 
 def repeats(hashes: Array) -> tuple[Array, Array]:
-    """The numbers of the hashes that occurred before, ascending, and for each the number of its first occurrence."""
+    """Return the numbers of the hashes that occurred before, ascending, and for each the number of its first occurrence."""
     order = np.argsort(hashes, kind="stable")
     ordered = hashes[order]
     new = np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]
@@ -127,7 +127,7 @@ def repeats(hashes: Array) -> tuple[Array, Array]:
 
 
 def compare(first: Duplicates, second: Duplicates) -> Iterator[Finding]:
-    """What two datasets share; the numbers are of the second. Nothing if their leaves have different names."""
+    """Yield what two datasets share; the numbers are of the second. Nothing if their leaves have different names."""
     if first.names != second.names or first.blind != second.blind:
         return
     if first.by_episode and second.by_episode:

@@ -64,7 +64,7 @@ class Flags:
             self._unequal_returns.add(differing + episodes.start)
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong with the flags, and returns of the table that are not the sums of the rewards."""
+        """Yield what is wrong with the flags, and returns of the table that are not the sums of the rewards."""
         for code, hits in self._found.items():
             if hits.count:
                 leaf = "next/done" if code == "flags_disagree" else ""

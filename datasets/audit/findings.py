@@ -133,7 +133,7 @@ class Hits:
 
     @classmethod
     def of(cls, numbers: Any) -> Hits:
-        """The rows of these numbers, see `add`."""
+        """Return the rows of these numbers, see `add`."""
         found = cls()
         found.add(numbers)
         return found
@@ -156,7 +156,7 @@ def find(
     unit: str = "step",
     severity: Severity | None = None,
 ) -> Finding:
-    """The finding of a kind, of a dataset that is not named yet (`Audited`)."""
+    """Return the finding of a kind, of a dataset that is not named yet (`Audited`)."""
     kind, where = KINDS[code], (leaf, unit, hits.count, total, hits.first)
     return Finding("", code, severity or kind.severity, *where, what, kind.effect)
 

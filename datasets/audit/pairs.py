@@ -22,7 +22,7 @@ class Summary:
 
 
 def compare(first: Summary, second: Summary) -> Iterator[Finding]:
-    """What the two share and do not share; numbers of steps and episodes are those of the second."""
+    """Yield what the two share and do not share; numbers of steps and episodes are those of the second."""
     yield from _leaves(first.schema, second.schema)
     if first.duplicates is not None and second.duplicates is not None:
         yield from duplicates.compare(first.duplicates, second.duplicates)

@@ -48,7 +48,7 @@ def open_for_audit(
     cache_dir: str | os.PathLike[str] | None = None,
     cache_limit: int | str | None = None,
 ) -> Dataset:
-    """A dataset by id, path or URL. Raises DatasetNotFoundError for raw data, with the command that converts them."""
+    """Return a dataset by id, path or URL. Raises DatasetNotFoundError for raw data, with the command that converts them."""
     if is_remote(id_or_path):
         return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
     try:

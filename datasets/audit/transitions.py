@@ -19,7 +19,7 @@ _MOVED = 1.5
 
 
 def same_rows(first: Array, second: Array) -> Array:
-    """Which rows are equal, bool ``[n]``; NaN equals NaN."""
+    """Return which rows are equal, bool ``[n]``; NaN equals NaN."""
     equal = first == second
     if first.dtype.kind == "f" and np.isnan(first.sum()):  # one pass that allocates no memory
         equal |= np.isnan(first) & np.isnan(second)

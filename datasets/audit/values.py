@@ -21,7 +21,7 @@ _ROUNDED = 1e-5
 
 
 def outlier_limits(usual: Usual, far: float) -> tuple[Array, Array]:
-    """The smallest and largest value of each column that is not an outlier, float64 ``[elements]``.
+    """Return the smallest and largest value of each column that is not an outlier, float64 ``[elements]``.
 
     A column whose usual range is much narrower than those of the others of its leaf (contact forces that are mostly zero) is
     measured by a tenth of theirs; a column without any range has no outliers.
@@ -84,7 +84,7 @@ class ColumnValues:
         return np.asarray(self.low == self.high)
 
     def findings(self) -> Iterator[Finding]:
-        """What is wrong with the leaf, apart from a constant one (`constants`)."""
+        """Yield what is wrong with the leaf, apart from a constant one (`constants`)."""
         name, role = self.name, self.role
         if self.not_finite.count:
             columns = [] if self.bad_columns is None else np.flatnonzero(self.bad_columns).tolist()
@@ -105,7 +105,10 @@ class ColumnValues:
 
 
 def constants(role: str, leaves: Sequence[ColumnValues], *, alone: bool) -> Iterator[Finding]:
-    """Leaves and columns of observations or actions that never vary. ``alone``: no other leaf (frames) may vary instead."""
+    """Yield leaves and columns of observations or actions that never vary.
+
+    ``alone``: no other leaf (frames) may vary instead.
+    """
     steps = max((leaf.steps for leaf in leaves), default=0)
     if steps < 2:
         return

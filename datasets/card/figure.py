@@ -47,7 +47,7 @@ _STYLE = {
 
 
 def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
-    """All charts in one figure. Raises MissingExtraError without matplotlib."""
+    """Return all charts in one figure. Raises MissingExtraError without matplotlib."""
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -82,7 +82,7 @@ def draw_figure(title: str, found: Overview, table: EpisodeTable) -> Figure:
 
 
 def render_figure(figure: Figure, suffix: str) -> bytes:
-    """The figure in the format of a file's suffix; SVG has its words as text, so that a page can choose their font."""
+    """Return the figure in the format of a file's suffix; SVG has its words as text, so that a page can choose their font."""
     from matplotlib import rc_context
 
     kind = suffix.lower().removeprefix(".")
@@ -96,7 +96,7 @@ def render_figure(figure: Figure, suffix: str) -> bytes:
 
 
 def drawn_episodes(table: EpisodeTable) -> np.ndarray:
-    """The numbers of at most `MAX_DOTS` evenly spaced episodes whose returns are finite."""
+    """Return the numbers of at most `MAX_DOTS` evenly spaced episodes whose returns are finite."""
     finite = np.flatnonzero(np.isfinite(table.returns))
     return finite[np.linspace(0, len(finite) - 1, min(len(finite), MAX_DOTS)).astype(np.int64)]
 

@@ -61,7 +61,7 @@ def leaves_with_frames(dataset: Dataset) -> list[Leaf]:
 
 
 def read_pictures(dataset: Dataset, leaf: Leaf, steps: list[int]) -> Iterator[Image]:
-    """The frames at the given steps; read in blocks."""
+    """Yield the frames at the given steps; read in blocks."""
     for first in range(0, len(steps), _READ_AT_ONCE):
         found = dataset.read(steps[first : first + _READ_AT_ONCE], keys=[leaf.name])
         for row in found[leaf.key][:, 0].numpy():
@@ -69,7 +69,7 @@ def read_pictures(dataset: Dataset, leaf: Leaf, steps: list[int]) -> Iterator[Im
 
 
 def picture(row: np.ndarray) -> Image:
-    """One row as a picture, grey or in colour; the last frame of a stack."""
+    """Return one row as a picture, grey or in colour; the last frame of a stack."""
     from PIL import Image
 
     kind = _layout(row.shape)
@@ -221,7 +221,7 @@ def _describe_leaf(leaf: Leaf) -> str:
 
 
 def encode_image(image: Image, suffix: str) -> bytes:
-    """The sheet in the format of a file's suffix."""
+    """Return the sheet in the format of a file's suffix."""
     with BytesIO() as file:
         if suffix.lower() == ".png":
             image.save(file, "PNG", optimize=True)

@@ -81,7 +81,7 @@ class Histogram:
 
 
 def count_values(values: np.ndarray, choices: Sequence[float] = ()) -> Histogram:
-    """The histogram of an array of any shape. ``choices`` are values that are listed even if they do not occur."""
+    """Return the histogram of an array of any shape. ``choices`` are values that are listed even if they do not occur."""
     flat = np.asarray(values).reshape(-1)
     exact = flat.dtype.kind in "iub"
     flat = flat.astype(np.float64)
@@ -279,7 +279,7 @@ Facts = list[tuple[str, str]]
 
 
 def state_facts(manifest: Manifest, found: Overview) -> Facts:
-    """Steps, episodes and how they ended, lengths, returns, scores, size."""
+    """Return steps, episodes and how they ended, lengths, returns, scores, size."""
     ended = [(name, number) for name, number in found.outcomes.items() if number]
     ends = ", ".join(f"{amounts.exact_percent(number / found.episodes)} {name}" for name, number in ended)
     facts = [("environment", found.environment)] if found.environment else []
@@ -308,7 +308,7 @@ def describe_episodes(manifest: Manifest, found: Overview) -> Facts:
 
 
 def state_origin(manifest: Manifest, licence: str = "", *, at_home: bool = False) -> Facts:
-    """Where the data come from, and their licence: ``licence``, or what the source states.
+    """Return where the data come from, and their licence: ``licence``, or what the source states.
 
     ``at_home``, on the machine where the dataset is, with folders, how it was made, and the citation.
     """
@@ -356,7 +356,7 @@ def _work_done(source: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict
 
 
 def state_lineage(record: Mapping[str, Any]) -> Facts:
-    """How a preprocessed dataset and, before it, its input were made; see `preprocess.lineage`."""
+    """Return how a preprocessed dataset and, before it, its input were made; see `preprocess.lineage`."""
     source = record.get("input", {})
     made_from = f"{source.get('id')}, {source.get('steps', 0):,} steps, sha256 {_short(source.get('content'))}"
     lines = [("made from", made_from)]
@@ -405,7 +405,7 @@ def how_to_load(manifest: Manifest, url: str = "") -> tuple[str, str]:
 
 
 def no_source(manifest: Manifest) -> str:
-    """What a card says of a dataset that no command of `how_to_load` gives to others."""
+    """Return what a card says of a dataset that no command of `how_to_load` gives to others."""
     from ... import settings
 
     push = settings.command("mirror", "push", manifest.id)

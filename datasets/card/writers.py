@@ -58,7 +58,7 @@ td:first-child, footer { color: var(--soft); }
 
 
 def make_html(folder: Path, manifest: Manifest, found: Overview, table: EpisodeTable) -> str:
-    """One self-contained page: facts, the figure and a sheet of frames."""
+    """Return one self-contained page: facts, the figure and a sheet of frames."""
     command, python = how_to_load(manifest)
     shell = f"<pre>{_escape(command)}</pre>" if command else f"<p>{_escape(no_source(manifest).replace('`', ''))}</p>"
     parts = [("At a glance", _rows(state_facts(manifest, found))), ("Load it", f"{shell}<pre>{_escape(python)}</pre>")]
@@ -155,7 +155,7 @@ def make_readme(manifest: Manifest, found: Overview, *, url: str = "", licence: 
 
 
 def hub_licence(licence: str | None) -> str:
-    """The Hub's name of a licence; ``unknown`` if none is stated, ``other`` if the Hub has no name for it."""
+    """Return the Hub's name of a licence; ``unknown`` if none is stated, ``other`` if the Hub has no name for it."""
     if not licence or re.match(r"(not stated|unknown)", licence, re.IGNORECASE):
         return "unknown"
     return next((name for begin, name in _LICENCES.items() if re.match(begin, licence, re.IGNORECASE)), "other")
@@ -221,7 +221,7 @@ _CONTEXT: dict[str, Any] = {
 
 
 def make_croissant(folder: Path, manifest: Manifest, found: Overview) -> str:
-    """The metadata as JSON: the dataset, its files, and the fields of one step."""
+    """Return the metadata as JSON: the dataset, its files, and the fields of one step."""
     content = (folder / FILENAME).read_bytes()
     where = f" of {found.environment}" if found.environment else ""
     what = f"{amounts.plural(manifest.steps, 'step')} in {amounts.plural(manifest.episodes, 'episode')}{where}"

@@ -151,7 +151,7 @@ class SourceExperienceReplay(BaseDatasetExperienceReplay):
 
     @ClassProperty
     def available_datasets(cls) -> list[str]:
-        """The names that are known without asking the network."""
+        """Return the names that are known without asking the network."""
         return list(catalogue.load_source(cls.source).names())
 
     @property
@@ -543,7 +543,7 @@ class VD4RLExperienceReplay(SourceExperienceReplay):
 
     @ClassProperty
     def available_datasets(cls) -> list[str]:
-        """The names that are known without asking the network, as TorchRL writes them."""
+        """Return the names that are known without asking the network, as TorchRL writes them."""
         return [folder_of(name) for name in VD4RLSource().names()]
 
 

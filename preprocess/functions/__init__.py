@@ -42,7 +42,7 @@ BUILTIN = {
 
 
 def find_builtin(name: str) -> Callable[..., Any]:
-    """The built-in function ``name``. Raises UsageError."""
+    """Return the built-in function ``name``. Raises UsageError."""
     if name not in BUILTIN:
         near = difflib.get_close_matches(name, BUILTIN, n=3)
         hint = (f"did you mean {', '.join(near)}? " if near else "") + f"built-in functions: {', '.join(BUILTIN)}"

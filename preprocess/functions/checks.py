@@ -51,7 +51,7 @@ def choice(name: str, value: object, choices: Sequence[str]) -> str:
 
 
 def key_list(name: str, value: object) -> list[str] | None:
-    """Paths from a string separated by commas, or from a list of paths and tuples; None stays None."""
+    """Return paths from a string separated by commas, or from a list of paths and tuples; None stays None."""
     if value is None:
         return None
     parts = value.split(",") if isinstance(value, str) else value

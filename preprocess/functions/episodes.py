@@ -23,7 +23,7 @@ from .traits import Partial, Traits, fit_of_episodes
 
 @Traits("batch", ignores_observations=True)
 def identity(td: TensorDictBase) -> TensorDictBase:
-    """The steps as they are: to copy some of a dataset, or several into one."""
+    """Return the steps as they are: to copy some of a dataset, or several into one."""
     return td
 
 
@@ -201,7 +201,7 @@ def subsample(
     fraction: float | None = None,
     seed: int = 0,
 ) -> TensorDictBase | None:
-    """Either ``every`` k-th step of each episode, or a random ``fraction`` of the episodes.
+    """Keep either ``every`` k-th step of each episode, or a random ``fraction`` of the episodes.
 
     ``every=k`` keeps steps 0, k, 2k, ... of an episode with their actions, as a frame skip of k. The reward of a step is the
     sum over the k steps up to the next one kept (r_0 + gamma r_1 + ...); the other leaves under ``next`` are those of the last

@@ -32,19 +32,19 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 def is_frame(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether rows count as frames without being named: uint8 with two dimensions or more."""
+    """Return whether rows count as frames without being named: uint8 with two dimensions or more."""
     return dtype == torch.uint8 and len(shape) >= 2
 
 
 def channels_last(shape: tuple[int, ...], channels: str) -> bool:
-    """Whether the last dimension of a row is its channels."""
+    """Return whether the last dimension of a row is its channels."""
     return channels == "last" or (channels == "auto" and len(shape) >= 3 and shape[-1] in (1, 3, 4))
 
 
 def frame_names(
     td: TensorDictBase, keys: object, is_default: Callable[[tuple[int, ...], torch.dtype], bool], what: str
 ) -> list[str]:
-    """The leaves that ``keys`` select, with rows of two dimensions or more; without keys the observations of which
+    """Return the leaves that ``keys`` select, with rows of two dimensions or more; without keys the observations of which
     ``is_default(row shape, dtype)`` holds. Raises UsageError; ``what`` names the leaves in the message."""
     leaves = {name: get(td, name) for name in select(td, keys)}
     if keys is not None:
@@ -121,7 +121,7 @@ def _grey(block: torch.Tensor, dim: int) -> torch.Tensor:
 def grayscale(
     td: TensorDictBase, *, keys: str | list[str] | None = None, channels: str = "auto", keep_channel: bool = False
 ) -> TensorDictBase:
-    """Colour frames are converted to grey by ITU-R BT.601 (0.299 R + 0.587 G + 0.114 B), with the same bytes as Pillow.
+    """Convert colour frames to grey by ITU-R BT.601 (0.299 R + 0.587 G + 0.114 B), with the same bytes as Pillow.
 
     Rows ``[H, W, 3]`` or ``[3, H, W]`` (any leading dimensions) become ``[H, W]``, with ``keep_channel`` ``[H, W, 1]`` or
     ``[1, H, W]``; the dtype stays. A fourth channel (alpha) is ignored; a single channel is grey already.
@@ -229,7 +229,7 @@ def resize_frames(
     mode: str = "area",
     channels: str = "auto",
 ) -> TensorDictBase:
-    """Frames are resized to ``height`` x ``width``; dtype (uint8, float32, float64) and all other dimensions stay.
+    """Resize frames to ``height`` x ``width``; dtype (uint8, float32, float64) and all other dimensions stay.
 
     - ``keys``: see `preprocess.functions`; None selects the uint8 observations with two dimensions or more.
     - ``mode``: ``area`` or ``bilinear`` (see the module); uint8 is rounded to the nearest value.

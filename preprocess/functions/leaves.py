@@ -14,12 +14,12 @@ from .checks import key_list
 
 
 def paths(td: TensorDictBase) -> list[str]:
-    """All leaves, ``"next/reward"`` for ``("next", "reward")``."""
+    """Return all leaves, ``"next/reward"`` for ``("next", "reward")``."""
     return ["/".join(key) if isinstance(key, tuple) else key for key in td.keys(True, True)]
 
 
 def get(td: TensorDictBase, path: str) -> torch.Tensor:
-    """A leaf. Raises SchemaError where it is missing."""
+    """Return a leaf. Raises SchemaError where it is missing."""
     leaf = td.get(tuple(path.split("/")), None)
     if not isinstance(leaf, torch.Tensor):
         raise SchemaError(f"the data have no {path}; there are {', '.join(paths(td))}")
@@ -41,7 +41,10 @@ def observations(td: TensorDictBase) -> list[str]:
 
 
 def select(td: TensorDictBase, keys: object) -> list[str]:
-    """The root paths that the argument ``keys`` selects, None all observations. Raises UsageError for a key without a leaf."""
+    """Return the root paths that the argument ``keys`` selects, None all observations.
+
+    Raises UsageError for a key without a leaf.
+    """
     selected = key_list("keys", keys)
     if selected is None:
         return observations(td)
@@ -50,7 +53,7 @@ def select(td: TensorDictBase, keys: object) -> list[str]:
 
 
 def below(present: list[str], key: str) -> list[str]:
-    """The paths that one key selects: itself, or all below it. Raises UsageError where there are none."""
+    """Return the paths that one key selects: itself, or all below it. Raises UsageError where there are none."""
     selected = [path for path in present if covers([key], path)]
     if not selected:
         raise UsageError(f"there is no key {key!r}", hint=f"there are {', '.join(present)}")
@@ -58,14 +61,14 @@ def below(present: list[str], key: str) -> list[str]:
 
 
 def covers(keys: Iterable[str] | None, name: str) -> bool:
-    """Whether ``keys`` select the leaf ``name`` (None selects every leaf)."""
+    """Return whether ``keys`` select the leaf ``name`` (None selects every leaf)."""
     return keys is None or any(name == key or name.startswith(key + "/") for key in keys)
 
 
 def change(
     td: TensorDictBase, names: Iterable[str], function: Callable[..., torch.Tensor], **args: Any
 ) -> TensorDictBase:
-    """A shallow copy in which ``function(name, rows, **args)`` replaces the leaves ``names`` and their successors."""
+    """Return a shallow copy in which ``function(name, rows, **args)`` replaces the leaves ``names`` and their successors."""
     out = td.clone(False)
     present = set(paths(td))
     for name in names:
@@ -76,7 +79,7 @@ def change(
 
 
 def episode_return(td: TensorDictBase) -> torch.Tensor:
-    """The sum of an episode's rewards, float64 ``[]``."""
+    """Return the sum of an episode's rewards, float64 ``[]``."""
     return get(td, "next/reward").double().sum()
 
 
@@ -90,7 +93,7 @@ def check_finite(rows: torch.Tensor, converted: torch.Tensor, name: str) -> torc
 
 
 def with_reward(td: TensorDictBase, reward: torch.Tensor) -> TensorDictBase:
-    """A shallow copy with another ``next/reward``, in the dtype and shape of the present one."""
+    """Return a shallow copy with another ``next/reward``, in the dtype and shape of the present one."""
     old = get(td, "next/reward")
     out = td.clone(False)
     out.set(("next", "reward"), reward.reshape(old.shape).to(old.dtype))

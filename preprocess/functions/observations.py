@@ -59,7 +59,7 @@ def _map_states_to_float(
 def to_float(
     td: TensorDictBase, *, keys: str | list[str] | None = None, dtype: str = "float32", scale: float | None = None
 ) -> TensorDictBase:
-    """Leaves are converted to ``dtype`` (float16, float32, float64) and multiplied by ``scale``; shapes stay.
+    """Convert leaves to ``dtype`` (float16, float32, float64) and multiply them by ``scale``; shapes stay.
 
     ``keys``: see `preprocess.functions`; here also keys without a successor, such as ``action``. ``scale`` defaults to
     1/255 for uint8 (frames in [0, 1]) and to 1 for all other dtypes. Raises UsageError for complex leaves.
@@ -183,7 +183,7 @@ def normalize_observations(
     final: bool = False,
     dtype: str = "float32",
 ) -> TensorDictBase:
-    """Observations become ``(observation - mean) / (std + eps)`` (TD3+BC, Fujimoto & Gu, 2021), in ``dtype``, same shape.
+    """Normalize observations: ``(observation - mean) / (std + eps)`` (TD3+BC, Fujimoto & Gu, 2021), in ``dtype``, same shape.
 
     - ``keys``: see `preprocess.functions`.
     - ``over``: ``element`` computes a mean for each element of a row, ``leaf`` one for the whole row; ``auto`` is ``element``

@@ -45,7 +45,7 @@ def _check_clip(low: object, high: object, sign: object) -> None:
 def clip_rewards(
     td: TensorDictBase, *, low: float | None = -1.0, high: float | None = 1.0, sign: bool = False
 ) -> TensorDictBase:
-    """``next/reward`` is limited to ``[low, high]`` (Mnih et al., 2015: [-1, 1]); None leaves that side open.
+    """Limit ``next/reward`` to ``[low, high]`` (Mnih et al., 2015: [-1, 1]); None leaves that side open.
 
     ``sign=True`` keeps only the sign: -1, 0 or 1. NaN stays NaN. Raises UsageError for ``low`` above ``high``, without
     bounds, and for bounds together with ``sign``.
@@ -64,7 +64,7 @@ def _check_scale(scale: object, shift: object) -> None:
 
 @Traits("batch", ignores_observations=True, validate=_check_scale)
 def scale_rewards(td: TensorDictBase, *, scale: float = 1.0, shift: float = 0.0) -> TensorDictBase:
-    """``next/reward`` becomes ``scale * reward + shift``, computed in float64, in the dtype of the reward.
+    """Make ``next/reward`` ``scale * reward + shift``, computed in float64, in the dtype of the reward.
 
     ``shift=-1`` is the map of IQL (Kostrikov et al., 2021) for AntMaze, ``scale=4, shift=-2`` that of CQL (4 (r - 0.5)).
     Raises UsageError for arguments that change nothing, and for scale 0.
@@ -159,7 +159,7 @@ def relabel_rewards(
     gamma: float | None = None,
     keep: bool = False,
 ) -> TensorDictBase:
-    """``next/reward`` becomes the result of ``fn`` or ``rule``, in its present dtype and shape.
+    """Make ``next/reward`` the result of ``fn`` or ``rule``, in its present dtype and shape.
 
     - ``fn``: a function of the episode, ``fn(td) -> [n]`` or ``[n, 1]``, or its name in the form of ``--fn``
       (``my.mod:reward``, ``file.py:reward``). It gets TED with batch ``[n]`` and the present rewards.
@@ -246,7 +246,7 @@ def _check_n_step(n: object, gamma: object) -> None:
 
 @Traits("episode", validate=_check_n_step)
 def n_step(td: TensorDictBase, *, n: int, gamma: float = 0.99) -> TensorDictBase:
-    """Each step gets the rewards of up to ``n`` steps and the successor after them; the number of steps stays.
+    """Give each step the rewards of up to ``n`` steps and the successor after them; the number of steps stays.
 
         next/reward           r_t + gamma r_{t+1} + ... over the k <= n steps taken (Sutton, 1988)
         next/...              the other leaves under next of the last of these steps: observation, flags

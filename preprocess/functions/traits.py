@@ -125,7 +125,7 @@ class Traits:
         self.validate(**args)
 
     def applies_to_states(self, td: TensorDictBase, *, keys: Any = None, **_: Any) -> bool:
-        """Whether ``map_states`` replaces the function: every leaf that ``keys`` selects has a successor in ``td``.
+        """Return whether ``map_states`` replaces the function: every leaf that ``keys`` selects has a successor in ``td``.
 
         Raises UsageError for missing keys.
         """
@@ -151,7 +151,7 @@ def _check_episode(td: TensorDictBase, name: str) -> None:
 
 
 def traits_of(function: Callable[..., Any]) -> Traits | None:
-    """The traits of a built-in function, or of a partial of one; None for any other.
+    """Return the traits of a built-in function, or of a partial of one; None for any other.
 
     A user's function that wraps a built-in one (`functools.wraps`) has its attribute, but does something else.
     """

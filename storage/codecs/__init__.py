@@ -28,7 +28,7 @@ LEVELS = {"zstd": range(1, 23)}
 
 
 def choices() -> tuple[str, ...]:
-    """The choices of users: ``auto`` and the names of all codecs."""
+    """Return the choices of users: ``auto`` and the names of all codecs."""
     return ("auto", *CODECS)
 
 
@@ -52,19 +52,19 @@ def resolve_choice(choice: str, *, plain: bool = False) -> str:
 
 
 def level_of(choice: str) -> int | None:
-    """The level of a choice like ``zstd:19``; None for the codec's own."""
+    """Return the level of a choice like ``zstd:19``; None for the codec's own."""
     level = choice.partition(":")[2]
     return int(level) if level else None
 
 
 @cache
 def load_codec(name: str) -> type[Codec]:
-    """The class of a codec by its name."""
+    """Return the class of a codec by its name."""
     module, attribute = CODECS[name]
     found: type[Codec] = getattr(import_module(module, __name__), attribute)
     return found
 
 
 def codec_of(leaf: Leaf) -> Codec:
-    """The codec of a leaf, bound to it."""
+    """Return the codec of a leaf, bound to it."""
     return load_codec(leaf.codec)(leaf)

@@ -39,14 +39,14 @@ class Rows(Protocol):
         """Single rows (``index`` int64 ``[B]``): a new tensor ``[B, *shape]``."""
 
     def block(self, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start..stop-1``, ``[stop - start, *shape]``: a private view of fixed rows, new memory for others."""
+        """Return rows ``start..stop-1``, ``[stop - start, *shape]``: a private view of fixed rows, new memory for others."""
 
 
 class StoredRows(Rows, Protocol):
     """Rows in files, whose bytes may have to be fetched first."""
 
     def extents(self, first: np.ndarray, length: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-        """The bytes of ``length`` rows from each of ``first`` (int64 ``[n]``): ``(path, starts, stops)`` per file.
+        """Return the bytes of ``length`` rows from each of ``first`` (int64 ``[n]``): ``(path, starts, stops)`` per file.
 
         The iterator reads each file's bytes before it yields the next file, so they must be present by then; the file of the
         rows (``Codec.path("blob")``) comes last. Raises DamagedDatasetError.
@@ -94,7 +94,7 @@ class Codec(ABC):
 
     @abstractmethod
     def path(self, name: str) -> str:
-        """A file of the leaf by its role (one of ``joined``), relative to the folder."""
+        """Return a file of the leaf by its role (one of ``joined``), relative to the folder."""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -108,25 +108,25 @@ class Codec(ABC):
         """Map the leaf without reading rows. Raises DamagedDatasetError if a file is missing or too short."""
 
     def is_like(self, folder: Path, other: Leaf, other_folder: Path) -> bool:
-        """Whether stored rows of another leaf can be copied unchanged (`CompressedRows.stored`)."""
+        """Return whether stored rows of another leaf can be copied unchanged (`CompressedRows.stored`)."""
         return False
 
     # -- dictionaries and sizes -------------------------------------------------------------------------------------
 
     def read_dictionary(self, folder: Path) -> bytes:
-        """The dictionary of the leaf. Raises DamagedDatasetError if it is missing."""
+        """Return the dictionary of the leaf. Raises DamagedDatasetError if it is missing."""
         return read_file(folder / self.path("dictionary")) if self.uses_dictionary else b""
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:
-        """A dictionary for rows like these (uint8), which may differ in size; empty if none helps. Deterministic."""
+        """Return a dictionary for rows like these (uint8), which may differ in size; empty if none helps. Deterministic."""
         return b""
 
     @classmethod
     def encoded_lengths(cls, rows: Iterable[np.ndarray], dictionary: bytes) -> np.ndarray:
-        """The encoded length of each row in bytes, int64 ``[n]``."""
+        """Return the encoded length of each row in bytes, int64 ``[n]``."""
         return np.array([row.nbytes for row in rows], np.int64)
 
     def stored_row_bytes(self, folder: Path, rows: int) -> float:
-        """The average bytes on disk of the ``rows`` rows of a finished leaf."""
+        """Return the average bytes on disk of the ``rows`` rows of a finished leaf."""
         return (folder / self.path("blob")).stat().st_size / rows + self.index_bytes

@@ -53,7 +53,7 @@ class CompressedCodec(Codec):
     @classmethod
     @abstractmethod
     def decoder(cls, dictionary: bytes, row_bytes: int, threads: int = 1) -> Decode:
-        """A function that decompresses rows of ``row_bytes`` bytes, for one thread at a time."""
+        """Return a function that decompresses rows of ``row_bytes`` bytes, for one thread at a time."""
 
     def path(self, name: str) -> str:
         return f"{self.leaf.name}/{name}"
@@ -111,7 +111,7 @@ class CompressedRows:
         yield self._codec.path("blob"), starts, stops
 
     def stored(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows ``start..stop-1`` as stored: their concatenated bytes, and their lengths (int64)."""
+        """Return rows ``start..stop-1`` as stored: their concatenated bytes, and their lengths (int64)."""
         offsets = self._offsets[start : stop + 1]
         self._check(offsets[:-1], offsets[1:])
         return self._blob[offsets[0] : offsets[-1]], np.diff(offsets)

@@ -60,7 +60,7 @@ class ZstdCodec(CompressedCodec):
 
     @classmethod
     def train(cls, samples: Iterable[np.ndarray]) -> bytes:
-        """The one of several dictionaries that compresses held-out rows best."""
+        """Return the one of several dictionaries that compresses held-out rows best."""
         rows = [np.frombuffer(row.tobytes(), np.uint8) for row in samples]
         if len(rows) < MIN_SAMPLES:
             return b""

@@ -75,7 +75,7 @@ class RemoteFiles(Protocol):
         """The location of the dataset, without credentials."""
 
     def read(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes ``start..stop-1`` of a file, with retries.
+        """Return bytes ``start..stop-1`` of a file, with retries.
 
         Raises ChecksumError if the file is no longer that of this version, and the other fetch errors.
         """
@@ -111,7 +111,7 @@ class BlockLayout:
         self.whole_bytes = int(self.lengths[~self.evictable].sum())
 
     def of_file(self, path: str) -> np.ndarray:
-        """All blocks of a file, int64."""
+        """Return all blocks of a file, int64."""
         first = self._first[path]
         return np.arange(first, first + -(-self.sizes[path] // self.block_bytes))
 
@@ -126,7 +126,7 @@ class BlockLayout:
         return found
 
     def place(self, block: int) -> tuple[str, int]:
-        """The file of a block, and the number of the block in it."""
+        """Return the file of a block, and the number of the block in it."""
         file = int(np.searchsorted(self._edges, block, "right")) - 1
         return self._paths[file], block - int(self._edges[file])
 
@@ -212,7 +212,7 @@ class BlockCache:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, extents: Callable[[], Iterable[tuple[str, np.ndarray, np.ndarray]]], read: Callable[[], T]) -> T:
-        """What ``read()`` returns, with the bytes of ``extents()`` resident: ``(path, starts, stops)`` a file.
+        """Return what ``read()`` returns, with the bytes of ``extents()`` resident: ``(path, starts, stops)`` a file.
 
         Both may be called again: other processes evict blocks at any time. Raises DiskError if the limit has no room for the
         blocks, DamagedDatasetError for one that arrives damaged twice, and the fetch errors.

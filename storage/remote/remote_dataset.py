@@ -148,7 +148,7 @@ class RemoteDataset(Dataset):
         self.cache.plan(chain(first, rest) if self.cache.holds_all else first)
 
     def blocks_of(self, start: int, stop: int, keys: Collection[str] | None = None) -> np.ndarray:
-        """The blocks of the rows of steps ``start..stop-1`` and their successors, int64."""
+        """Return the blocks of the rows of steps ``start..stop-1`` and their successors, int64."""
         found = [np.empty(0, np.int64)]
         before, last = self.episode_of(torch.tensor([start, stop - 1], device="cpu")).tolist()
         for name, rows in self.rows.items():

@@ -112,7 +112,7 @@ class NStep:
             raise UsageError(message, hint="leave these leaves out; under other names they are those of the last step")
 
     def ahead(self, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """The number of steps to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
+        """Return the number of steps to take: ``n``, or fewer before the episode's ``end``; int64 ``[B]``."""
         return (end - position).clamp(max=self.steps)
 
     def total(self, rewards: torch.Tensor) -> torch.Tensor:
@@ -122,5 +122,5 @@ class NStep:
         return summed.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
 
     def discount(self, taken: torch.Tensor) -> torch.Tensor:
-        """The factor of the value of the next state: gamma^k, float32 ``[B]``."""
+        """Return the factor of the value of the next state: gamma^k, float32 ``[B]``."""
         return (self.gamma ** taken.double()).float()

@@ -78,7 +78,7 @@ class Drawn(NamedTuple):
     made: dict[str, Any] | None = None
 
     def alone(self) -> Draw:
-        """The draw of this batch."""
+        """Return the draw of this batch."""
         return self.draw if len(self.draw.sizes) == 1 else self.draw.one(self.part)
 
 
@@ -117,7 +117,7 @@ class Batches:
     # -- draw --------------------------------------------------------------------------------------------------------
 
     def draw(self, size: int, place: OrderPlace) -> Drawn:
-        """The batch that follows a place in the order."""
+        """Return the batch that follows a place in the order."""
         made_of = size, place.number, self.storage.version, self.sampler.version
         if not self._ahead or self._made_of != made_of:
             self._draw_ahead(size, place, made_of)
@@ -156,7 +156,7 @@ class Batches:
         return Draw(rows, [len(rows)], [after], info), turn
 
     def reader(self) -> BatchReader | None:
-        """The reader by leaves, made again when the storage has other leaves; None where whole records are read."""
+        """Return the reader by leaves, made again when the storage has other leaves; None where whole records are read."""
         storage, options = self.storage, self.options
         leaves = storage.leaves()
         by_leaf = leaves is not None and not reads_by_get(storage) and (options.collate is None or storage.immutable)
@@ -170,7 +170,7 @@ class Batches:
         return self._reader
 
     def at(self, rows: torch.Tensor, *, formed: bool = True) -> Any:
-        """The batch of these rows, int64 ``[n]``, without a draw."""
+        """Return the batch of these rows, int64 ``[n]``, without a draw."""
         draw, reader = Draw(rows, [len(rows)], [self.order.place]), self.reader()
         begun = () if reader is None else reader.begin(draw, None)[0]
         drawn = Drawn(self.order.place, draw, 0, len(rows), *begun)
@@ -250,7 +250,7 @@ class Batches:
     def info(
         self, drawn: Drawn, column: Callable[[tuple[str, ...]], torch.Tensor | None] | None = None
     ) -> dict[Any, Any]:
-        """The info on a batch: its index, the sampler's values, the flags of slices."""
+        """Return the info on a batch: its index, the sampler's values, the flags of slices."""
         draw, columns = drawn.alone(), drawn.columns or {}
         info: dict[Any, Any] = {"index": self.storage.coordinates(draw.rows.clone())}
         info |= {entry_key(key): value.clone() for key, value in draw.info.items()}
@@ -329,7 +329,7 @@ class BatchReader:
         return step_columns(self.storage, self.leaves, with_info=self._with_info)
 
     def ahead(self, batch_size: int) -> int:
-        """How many batches of this size are worth reading together."""
+        """Return how many batches of this size are worth reading together."""
         return max(1, min(AHEAD, AHEAD_BYTES // (batch_size * self._small_bytes)))
 
     def begin(self, draw: Draw, turn: Turn | None) -> list[tuple[Any, ...]]:
@@ -373,7 +373,7 @@ class BatchReader:
         columns["index"] = index.clone()
 
     def flags(self, draw: Draw, columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The flags of slices by path; those in ``columns`` are written to."""
+        """Return the flags of slices by path; those in ``columns`` are written to."""
         slices = draw.slices
         assert slices is not None
 
@@ -384,7 +384,7 @@ class BatchReader:
         return {"/".join(key): flag for key, flag in flags_of(slices, column, self._tail).items()}
 
     def finish(self, size: int, at: At | None, columns: dict[str, torch.Tensor]) -> TensorDict:
-        """The batch of this size, with the large leaves, which are read now."""
+        """Return the batch of this size, with the large leaves, which are read now."""
         for column in self._late:
             assert at is not None
             columns.update(zip(column.names, column.read(at)))
@@ -393,7 +393,7 @@ class BatchReader:
         return nest(columns, (size, *self._tail), self._device)
 
     def finish_made(self, at: At | None, made: dict[str, Any]) -> dict[str, Any]:
-        """The batch of these leaves in the form of ``output``, with the large ones, which are read now."""
+        """Return the batch of these leaves in the form of ``output``, with the large ones, which are read now."""
         assert self._output is not None
         for column in self._late:
             assert at is not None
@@ -416,7 +416,7 @@ def read_steps(storage: Storage, steps: torch.Tensor, around: Around) -> TensorD
 
 
 def stack_records(records: Any) -> Any:
-    """The default collation: a list of TensorDicts, tensors, numbers, or trees of these as one batch."""
+    """Return the default collation: a list of TensorDicts, tensors, numbers, or trees of these as one batch."""
     if not isinstance(records, list) or not records:
         return records
     first = records[0]

@@ -286,7 +286,7 @@ class ReplayBuffer:
             warnings.warn(message, kind, stacklevel=level)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
-        """Whether `sample` with this size would return a batch."""
+        """Return whether `sample` with this size would return a batch."""
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the buffer (or to load()), or to can_sample()")
@@ -294,7 +294,7 @@ class ReplayBuffer:
             return bool(self.sampler.can_sample(self.storage, size))
 
     def sample_at(self, index: Any) -> Any:
-        """The batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
+        """Return the batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
 
         ``index``: a number, numbers in a sequence or a tensor ``[n]`` (for storages of several dimensions ``[n, ndim]`` or a
         tuple of tensors), or a slice or a mask of all records. Nothing is drawn: the order of batches does not change, and
@@ -350,7 +350,7 @@ class ReplayBuffer:
         return batch
 
     def next(self) -> Any:
-        """The next batch of an iteration that the buffer keeps; None after the last batch of a pass."""
+        """Return the next batch of an iteration that the buffer keeps; None after the last batch of a pass."""
         if self._pass_ended:
             self._pass_ended = False
             return None
@@ -549,7 +549,7 @@ class ReplayBuffer:
             self.sampler.empty()
 
     def stats(self) -> dict[str, int | float | bool]:
-        """Counts for monitoring: ``size``, ``write_count``, ``capacity`` (records), ``utilization`` (size / capacity),
+        """Return counts for monitoring: ``size``, ``write_count``, ``capacity`` (records), ``utilization`` (size / capacity),
         ``prefetch_queue_size`` (batches) and ``initialized``."""
         size, capacity = len(self), self.storage.max_size
         found = {"size": size, "write_count": self.write_count, "prefetch_queue_size": self._batches.queued}
@@ -566,7 +566,7 @@ class ReplayBuffer:
         self._load_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all records, and the place in the order of batches, in memory: ``torch.save`` takes it."""
+        """Return copies of all records, and the place in the order of batches, in memory: ``torch.save`` takes it."""
         with self._lock:
             return {**self._small_state(), "_storage": self.storage.state_dict()}
 
@@ -675,7 +675,7 @@ class ReplayBuffer:
     # -- data loaders, threads, copies -------------------------------------------------------------------------------
 
     def as_iterable(self, batches: int | None = None) -> ReplayIterable:
-        """A ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
+        """Return a ``torch.utils.data.IterableDataset`` of this buffer's batches; see `iterable`."""
         from .iterable import ReplayIterable
 
         return ReplayIterable(self, batches)
@@ -697,7 +697,7 @@ class ReplayBuffer:
         self._change(order=order, options=replace(self._batches.options, prefetch=0, output=None))
 
     def as_map(self) -> ReplayMap:
-        """A map-style ``torch.utils.data.Dataset`` of this buffer's records; see `iterable`."""
+        """Return a map-style ``torch.utils.data.Dataset`` of this buffer's records; see `iterable`."""
         from .iterable import ReplayMap
 
         return ReplayMap(self)
@@ -733,14 +733,14 @@ class ReplayBuffer:
 
 
 def is_key(index: Any) -> bool:
-    """Whether an index names a leaf instead of records."""
+    """Return whether an index names a leaf instead of records."""
     if isinstance(index, tuple):
         return bool(index) and all(isinstance(name, str) for name in index)
     return isinstance(index, str)
 
 
 def held_as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values as another dtype. Raises ValueError if it cannot hold them; floating-point numbers may be rounded."""
+    """Return values as another dtype. Raises ValueError if it cannot hold them; floating-point numbers may be rounded."""
     held = value.to(dtype)
     if value.is_floating_point() and dtype.is_floating_point:
         lost = held.isinf() & ~value.isinf()
@@ -752,7 +752,7 @@ def held_as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def as_list(data: Any) -> Any:
-    """An iterable of records as a list; batches and trees of columns as they are."""
+    """Return an iterable of records as a list; batches and trees of columns as they are."""
     is_batch = (
         isinstance(data, (torch.Tensor, list, tuple, dict)) or is_tensor_collection(data) or hasattr(data, "dtype")
     )
@@ -760,7 +760,7 @@ def as_list(data: Any) -> Any:
 
 
 def hooked_contents(storage: Storage) -> tuple[Any, dict[str, Any]]:
-    """All rows of a storage of TensorDicts, for save hooks, and what else is in its state."""
+    """Return all rows of a storage of TensorDicts, for save hooks, and what else is in its state."""
     data: Any = getattr(storage, "_storage", None)
     if not is_tensor_collection(data):
         raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(storage).__name__}")
@@ -792,7 +792,7 @@ def check_prefetch(prefetch: Any, batch_size: int | None) -> int:
 
 
 def part(given: Any, kind: type, default: Callable[[], Any], example: str) -> Any:
-    """A part of a buffer: an instance, or what a function makes. Raises UsageError for anything else."""
+    """Return a part of a buffer: an instance, or what a function makes. Raises UsageError for anything else."""
     if given is None:
         return default()
     return check_part(given() if callable(given) and not isinstance(given, kind) else given, kind, example)
@@ -807,13 +807,13 @@ def check_part(given: Any, kind: type, example: str) -> Any:
 
 
 def sampler_of(given: Any) -> Sampler:
-    """A sampler, or what a function makes; `RandomSampler` without one."""
+    """Return a sampler, or what a function makes; `RandomSampler` without one."""
     made: Sampler = part(given, Sampler, RandomSampler, "SliceSampler(slice_len=32)")
     return made
 
 
 def storage_of(given: Any) -> Storage:
-    """A storage, or that of a dataset or its path; ``ListStorage(1000)`` without one."""
+    """Return a storage, or that of a dataset or its path; ``ListStorage(1000)`` without one."""
     if isinstance(given, (Dataset, str, os.PathLike)):
         return DatasetStorage(given)
     if given is None:

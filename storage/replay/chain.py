@@ -79,7 +79,7 @@ class Transforms(Saved):
         return batch
 
     def inv(self, data: Any) -> Any:
-        """The data to write; None if a transform withholds them."""
+        """Return the data to write; None if a transform withholds them."""
         for transform in reversed(self.chain):
             data = _inverse(transform, data)
             if data is None:

@@ -132,7 +132,7 @@ def _restore(folder: Path) -> None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """A state that `write_state` wrote; large tensors are mapped. Raises DamagedDatasetError."""
+    """Return a state that `write_state` wrote; large tensors are mapped. Raises DamagedDatasetError."""
     folder = folder.absolute()
     _restore(folder)
     if not (folder / STATE).exists() and not (folder / TENSORS).exists():

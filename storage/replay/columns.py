@@ -51,7 +51,7 @@ class At:
         return self._timeline() if self.slices is None else self.slices.timeline
 
     def kept(self, name: str, make: Callable[[], Value]) -> Value:
-        """A value for each step, made once."""
+        """Return a value for each step, made once."""
         if name not in self._known:
             self._known[name] = make()
         found: Value = self._known[name]
@@ -100,7 +100,7 @@ class At:
         return self._starts
 
     def split(self, sizes: Sequence[int], counts: Sequence[int]) -> list[At]:
-        """Those of consecutive batches, with what is known; ``counts``: the slices of each."""
+        """Return those of consecutive batches, with what is known; ``counts``: the slices of each."""
         rows = self.rows.split_with_sizes(list(sizes))
         slices: Sequence[Slices | None] = [None] * len(sizes) if self.slices is None else self.slices.split(counts)
         found = []
@@ -129,7 +129,7 @@ class BatchColumn:
         """Have ``at`` compute what `read` needs, for several batches at once."""
 
     def read(self, at: At) -> tuple[torch.Tensor, ...]:
-        """The leaves, ``[n, ...]`` each, in the order of ``names``."""
+        """Return the leaves, ``[n, ...]`` each, in the order of ``names``."""
         raise NotImplementedError
 
 
@@ -202,7 +202,7 @@ class Only(BatchColumn):
 def step_columns(
     storage: Storage, leaves: Mapping[str, Rows], *, with_info: bool, without: Any = ()
 ) -> list[BatchColumn]:
-    """A column for each leaf, those of ``storage.keys`` if it has such; ``without`` these paths."""
+    """Return a column for each leaf, those of ``storage.keys`` if it has such; ``without`` these paths."""
     keys = storage.keys
     columns: list[BatchColumn] = []
     for name, rows in leaves.items():

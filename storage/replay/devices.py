@@ -15,7 +15,10 @@ _streams = threading.local()
 
 
 def check_device(given: Any) -> torch.device:
-    """The device. Raises UsageError for values that do not name a device, and for a GPU that this machine does not have."""
+    """Return the device.
+
+    Raises UsageError for values that do not name a device, and for a GPU that this machine does not have.
+    """
     try:
         device = torch.device(given)
     except (RuntimeError, TypeError) as error:

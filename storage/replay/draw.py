@@ -56,13 +56,13 @@ class Slices:
         return self.lengths is None and self.timeline.identity
 
     def beginnings(self) -> torch.Tensor:
-        """The place in ``positions`` of the first step of every slice, int64 ``[n]``."""
+        """Return the place in ``positions`` of the first step of every slice, int64 ``[n]``."""
         if self.lengths is None or self.padded:
             return torch.arange(len(self.start), device="cpu") * self.length
         return self.lengths.cumsum(0) - self.lengths
 
     def ends(self) -> torch.Tensor:
-        """The place in ``positions`` of the last step of every slice, int64 ``[n]``."""
+        """Return the place in ``positions`` of the last step of every slice, int64 ``[n]``."""
         return self.beginnings() + (self.length if self.lengths is None else self.lengths) - 1
 
     def mask(self) -> torch.Tensor:
@@ -71,7 +71,7 @@ class Slices:
         return (torch.arange(self.length, device="cpu") < lengths[:, None]).reshape(-1)
 
     def steps_of(self, counts: Sequence[int]) -> list[int]:
-        """The steps of consecutive groups of this many slices."""
+        """Return the steps of consecutive groups of this many slices."""
         if self.lengths is None or self.padded:
             return [count * self.length for count in counts]
         return [int(part.sum()) for part in self.lengths.split_with_sizes(list(counts))]
@@ -102,7 +102,7 @@ class Draw:
     counts: list[int] = field(default_factory=list)
 
     def one(self, part: int) -> Draw:
-        """The draw of one of the batches."""
+        """Return the draw of one of the batches."""
         low, size = sum(self.sizes[:part]), self.sizes[part]
         info = {key: value[low : low + size] for key, value in self.info.items()}
         slices = None if self.slices is None else self.slices.split(self.counts)[part]
@@ -111,7 +111,7 @@ class Draw:
 
 
 def flag_keys(slices: Slices) -> list[Key]:
-    """The keys of the stored flags that slices change."""
+    """Return the keys of the stored flags that slices change."""
     truncated, init = slices.truncated_key, slices.init_key
     keys = [] if truncated is None else [(*truncated[:-1], name) for name in (truncated[-1], "done", "terminated")]
     return keys if init is None else [*keys, init]
@@ -142,7 +142,7 @@ def flags_of(
 
 
 def mask_error() -> UsageError:
-    """The error for records whose leaf ``collector`` the mask of padding would replace."""
+    """Return the error for records whose leaf ``collector`` the mask of padding would replace."""
     message = "the records have a leaf collector, which the mask of padding, collector/mask, would replace"
     return UsageError(message, hint="rename the leaf, or leave it out (keys=)")
 

@@ -76,7 +76,7 @@ class ReplayBufferEnsemble(Saved):
     # -- sampling ----------------------------------------------------------------------------------------------------
 
     def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """One batch, or ``(batch, info)``. Raises SamplingError for a size that the draws of members do not divide."""
+        """Return one batch, or ``(batch, info)``. Raises SamplingError for a size that the draws of members do not divide."""
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
@@ -138,7 +138,7 @@ class ReplayBufferEnsemble(Saved):
             yield self.sample()
 
     def next(self) -> Any:
-        """The next batch."""
+        """Return the next batch."""
         return self.sample()
 
     __next__ = next

@@ -85,7 +85,7 @@ class Goals:
                 raise UsageError("the goals of the actor have no rewards and no actor of their own")
 
     def draw(self, at: At, sizes: list[int], count: int, turn: Turn) -> torch.Tensor:
-        """The step from which the goal of each step is taken, int64 ``[n]``, of ``count`` steps."""
+        """Return the step from which the goal of each step is taken, int64 ``[n]``, of ``count`` steps."""
         steps, last = at.position.numpy(), at.high.numpy() - 1
         which, distance, anywhere = (turn.per_step(sizes) for _ in range(3))
         if self.geometric is None:
@@ -133,7 +133,7 @@ class Relabeling:
                 raise UsageError(message, hint=f"goal_key is one of {', '.join(dataset.rows)}")
 
     def columns(self, storage: Storage, around: Around, columns: list[BatchColumn]) -> list[BatchColumn]:
-        """The columns of a batch with goals."""
+        """Return the columns of a batch with goals."""
         for column in columns:
             if len(column.names) > 1 and set(column.names) & {*REPLACED}:
                 raise UsageError(f"goals replace {', '.join(REPLACED)}: leave these windows out")
@@ -158,7 +158,7 @@ class Relabeling:
         return self.goals.reward_fn is not None
 
     def relabel(self, batch: Any) -> Any:
-        """The batch with the rewards of ``reward_fn``, if there is one. Raises SchemaError."""
+        """Return the batch with the rewards of ``reward_fn``, if there is one. Raises SchemaError."""
         if self.goals.reward_fn is None:
             return batch
         if not isinstance(batch, TensorDictBase):

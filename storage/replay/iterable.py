@@ -94,7 +94,7 @@ class ReplayIterable(IterableDataset):
             left = None if left is None else left - 1
 
     def loader(self, num_workers: int = 0, **options: Any) -> DataLoader:
-        """A ``DataLoader`` over this dataset; it returns the batches unchanged.
+        """Return a ``DataLoader`` over this dataset; it returns the batches unchanged.
 
         Where JAX is in use, workers are started anew (``multiprocessing_context="spawn"``): its threads do not survive a fork.
         """
@@ -182,7 +182,7 @@ class ReplayMap(Dataset):
 
 
 def identity(batch: Any) -> Any:
-    """A ``collate_fn`` that changes nothing."""
+    """Return a ``collate_fn`` that changes nothing."""
     return batch
 
 

@@ -42,7 +42,7 @@ _BITS = 52
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """The finaliser of splitmix64, in place: every bit of uint64 ``values`` reaches every bit of the result."""
+    """Return the finaliser of splitmix64, in place: every bit of uint64 ``values`` reaches every bit of the result."""
     for shift, factor in zip(_SHIFTS, _FACTORS):
         values ^= values >> shift
         values *= factor
@@ -52,7 +52,7 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 @lru_cache(1024)
 def hashed(*numbers: int) -> int:
-    """One number in [0, 2^64) from several."""
+    """Return one number in [0, 2^64) from several."""
     value = 0
     for number in numbers:
         value = int(mix(np.array([(value * GOLDEN + number + GOLDEN) & WORD], np.uint64))[0])
@@ -66,7 +66,7 @@ def _multiples(count: int) -> np.ndarray:
 
 
 def draw_seed() -> int:
-    """A seed from torch's global generator."""
+    """Return a seed from torch's global generator."""
     return int(torch.randint(1 << 62, (), device="cpu"))
 
 
@@ -135,7 +135,7 @@ class Order:
         return cls(draw_seed() if seed is None else whole_number("seed", seed, 0, WORD), rank, world_size)
 
     def turn(self, count: int = 1, place: OrderPlace | None = None) -> Turn:
-        """The numbers of ``count`` draws from ``place`` on, by default the present one; the order does not move."""
+        """Return the numbers of ``count`` draws from ``place`` on, by default the present one; the order does not move."""
         return Turn(self, self.place if place is None else place, count)
 
     def begin_pass(self) -> None:
@@ -159,7 +159,7 @@ class Order:
         return bool(count) and place.ended
 
     def steps(self, one_pass: Pass, place: OrderPlace, count: int) -> list[tuple[OrderPlace, int, OrderPlace]]:
-        """Up to ``count`` batches of a pass from a place on: the place before each, its rows, and the place after it.
+        """Return up to ``count`` batches of a pass from a place on: the place before each, its rows, and the place after it.
 
         Raises SamplingError where ``drop_last`` leaves no batch.
         """
@@ -238,7 +238,7 @@ class Turn:
         return mix((keys[:, None] + _multiples(each)).reshape(-1))
 
     def floats(self, each: int) -> np.ndarray:
-        """Numbers in [0, 1), float64 ``[count * each]``."""
+        """Return numbers in [0, 1), float64 ``[count * each]``."""
         bits = self._bits(each)
         bits >>= np.uint64(64 - _BITS)
         return bits * 2.0**-_BITS
@@ -252,7 +252,7 @@ class Turn:
         return np.concatenate([found[each * part : each * part + size] for part, size in enumerate(sizes)])
 
     def below(self, size: int, each: int) -> np.ndarray:
-        """Numbers below ``size``, all equally likely, int64 ``[count * each]``."""
+        """Return numbers below ``size``, all equally likely, int64 ``[count * each]``."""
         bits = self._bits(each)
         bits >>= np.uint64(64 - _BITS)
         return (bits * (size * 2.0**-_BITS)).astype(np.int64)
@@ -260,7 +260,7 @@ class Turn:
     def take(
         self, one_pass: Pass, permute: Callable[[int, int], Callable[[np.ndarray], np.ndarray]] | None
     ) -> np.ndarray:
-        """The numbers of the pass that come next, int64 ``[n]``; ``count`` and ``places`` become those of these batches.
+        """Return the numbers of the pass that come next, int64 ``[n]``; ``count`` and ``places`` become those of these batches.
 
         ``permute(size, seed)`` returns the order of a pass, as a function of places; None: as they are.
         """
@@ -276,7 +276,7 @@ class Turn:
     sizes: list[int]
 
     def generator(self) -> torch.Generator:
-        """A generator of torch's for the first of these draws."""
+        """Return a generator of torch's for the first of these draws."""
         seed = hashed(self._key, self._place.number, 2)
         return torch.Generator(device="cpu").manual_seed(seed >> 1)
 
@@ -339,7 +339,7 @@ def drawing_for(order: Order, number: int) -> Iterator[None]:
 
 
 def batch_generator() -> torch.Generator | None:
-    """The generator for transforms that draw random numbers: that of the batch which this thread finishes; None outside.
+    """Return the generator for transforms that draw random numbers: that of the batch which this thread finishes; None outside.
 
     Transforms may run in threads, several batches at a time: with torch's global generator two equal runs would differ.
     """

@@ -73,7 +73,7 @@ def choose_output(
     batch_size: int | None,
     short_batches: bool,
 ) -> Output | None:
-    """The `Output` for options of `load`; None for TensorDicts. ``names``: the leaves that are read, as paths.
+    """Return the `Output` for options of `load`; None for TensorDicts. ``names``: the leaves that are read, as paths.
 
     ``short_batches``: whether the last batch of a pass may be smaller than ``batch_size``. Raises UsageError for options that
     do not go together, for leaves that would get the same flat name, for devices that JAX does not have, and for batches that
@@ -162,11 +162,11 @@ class Output:
         return self.placed(self.on_host(batch))
 
     def placed(self, made: Any) -> Any:
-        """What `on_host` made, on the devices of JAX."""
+        """Return what `on_host` made, on the devices of JAX."""
         return to_jax(made, self.place) if self.kind == "jax" else made
 
     def on_host(self, batch: Any) -> Any:
-        """The batch in main memory: NumPy arrays for JAX as well."""
+        """Return the batch in main memory: NumPy arrays for JAX as well."""
         if isinstance(batch, TensorDictBase):
             return nest_dictionary(self.columns(_leaves(batch)))
         if self.form == "flat":
@@ -211,7 +211,7 @@ def flat(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache(1024)
 def flat_name(path: str) -> str | None:
-    """The flat name of a leaf, ``observations/position`` of one below the observation; None: it is left out."""
+    """Return the flat name of a leaf, ``observations/position`` of one below the observation; None: it is left out."""
     root, _, below = path.partition("/")
     if root == "mask" and below:  # which rows of a window are padding
         return f"mask/{flat_name(below)}"
@@ -224,7 +224,7 @@ def flat_name(path: str) -> str | None:
 
 
 def record(batch: Any, number: int) -> Any:
-    """One record of a batch: what each leaf has at this place of the first dimension."""
+    """Return one record of a batch: what each leaf has at this place of the first dimension."""
     if isinstance(batch, dict):
         return {key: record(value, number) for key, value in batch.items()}
     return batch[number, ...]

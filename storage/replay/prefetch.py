@@ -63,7 +63,7 @@ class Prefetcher:
         return len(self._jobs)
 
     def next(self, batches: Any, size: int) -> tuple[Callable[[], Any], Any]:
-        """What waits for the next batch, and what it was drawn as; afterwards the queue is full."""
+        """Return what waits for the next batch, and what it was drawn as; afterwards the queue is full."""
         if getattr(_inside, "of", None) is batches:
             message = (
                 "a transform (or collate_fn) samples from its own buffer, whose next batch would wait for this one"

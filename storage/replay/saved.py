@@ -16,7 +16,7 @@ class Saved:
         """Continue from a state; raises UsageError if it is that of something else."""
 
     def state(self) -> dict[str, Any]:
-        """The state to be written at once: as ``state_dict``, where possible without copies."""
+        """Return the state to be written at once: as ``state_dict``, where possible without copies."""
         return self.state_dict()
 
     def dumps(self, path: Any) -> None:

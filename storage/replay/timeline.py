@@ -46,17 +46,17 @@ ColumnOf = Callable[[Key], torch.Tensor | None]
 
 
 def as_key(key: str | Sequence[str]) -> Key:
-    """A key as a tuple; ``"next/done"`` stays one name, as tensordict has it."""
+    """Return a key as a tuple; ``"next/done"`` stays one name, as tensordict has it."""
     return (key,) if isinstance(key, str) else tuple(key)
 
 
 def path_of(key: str | Sequence[str]) -> str:
-    """A key as text."""
+    """Return a key as text."""
     return "/".join(as_key(key))
 
 
 def entry_at(data: Any, key: Key) -> Any:
-    """The entry of a TensorDict at a key; None where there is none, or where a leaf lies on the way to it."""
+    """Return the entry of a TensorDict at a key; None where there is none, or where a leaf lies on the way to it."""
     for name in key[:-1]:
         data = data.get(name, None)
         if not is_tensor_collection(data):
@@ -65,7 +65,7 @@ def entry_at(data: Any, key: Key) -> Any:
 
 
 def entry_key(key: Key) -> Any:
-    """A key in the form for TensorDicts: a single name as a string, which is the fastest form."""
+    """Return a key in the form for TensorDicts: a single name as a string, which is the fastest form."""
     return key if len(key) > 1 else key[0]
 
 
@@ -90,7 +90,7 @@ class Edges:
         return self.traj_key in (None, *TRAJECTORY_KEYS) and self.end_keys in ((), (DONE,))
 
     def timeline(self, column: ColumnOf, length: int, width: int = 1, oldest: int = 0) -> Timeline:
-        """The timeline of a storage of ``[length, width]`` rows, and the key of the ids that it was made from.
+        """Return the timeline of a storage of ``[length, width]`` rows, and the key of the ids that it was made from.
 
         A missing key is replaced by the usual keys, as in TorchRL: missing ids by end flags, missing end flags by ids. Warns
         if a named key is missing. Raises UsageError if no edges are found.
@@ -165,7 +165,7 @@ class Timeline:
         return self.starts[1:] - self.starts[:-1]
 
     def rows(self, positions: torch.Tensor) -> torch.Tensor:
-        """The rows that positions are stored in, int64, same shape."""
+        """Return the rows that positions are stored in, int64, same shape."""
         if self.identity:
             return positions
         column = positions // self.length
@@ -173,23 +173,23 @@ class Timeline:
         return time * self.width + column
 
     def positions(self, rows: torch.Tensor) -> torch.Tensor:
-        """The positions of rows, int64, same shape."""
+        """Return the positions of rows, int64, same shape."""
         if self.identity:
             return rows
         time = rows // self.width
         return (rows - time * self.width) * self.length + (time - self.oldest) % self.length
 
     def episode_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """The episode each position belongs to, int64, same shape."""
+        """Return the episode each position belongs to, int64, same shape."""
         return runs_of(self.starts, positions)
 
     def extent_of(self, episode: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first position of each episode, and the one after its last; int64, same shape."""
+        """Return the first position of each episode, and the one after its last; int64, same shape."""
         return lookup(self.starts, episode), lookup(self.starts, episode + 1)
 
 
 def in_time(column: torch.Tensor, length: int, width: int, oldest: int) -> torch.Tensor:
-    """A column of rows ``[length * width, ...]`` put in the order of positions."""
+    """Return a column of rows ``[length * width, ...]`` put in the order of positions."""
     if oldest:
         column = column.view(length, width, *column.shape[1:]).roll(-oldest, 0).flatten(0, 1)
     if width == 1:
@@ -198,12 +198,12 @@ def in_time(column: torch.Tensor, length: int, width: int, oldest: int) -> torch
 
 
 def from_ends(ends: torch.Tensor, length: int, width: int = 1, oldest: int = 0) -> Timeline:
-    """A timeline from end flags, bool ``[length * width]`` by row."""
+    """Return a timeline from end flags, bool ``[length * width]`` by row."""
     return Timeline(_starts(in_time(ends, length, width, oldest), length, width), length, width, oldest)
 
 
 def from_ids(ids: torch.Tensor, length: int, width: int = 1, oldest: int = 0) -> Timeline:
-    """A timeline from trajectory ids ``[length * width]`` by row: an episode ends where the next id differs."""
+    """Return a timeline from trajectory ids ``[length * width]`` by row: an episode ends where the next id differs."""
     ordered = in_time(ids, length, width, oldest)
     ends = torch.ones(len(ordered), dtype=torch.bool, device="cpu")
     ends[:-1] = (ordered[1:] != ordered[:-1]).cpu()

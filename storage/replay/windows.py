@@ -40,7 +40,7 @@ STACKED = ("observation", "pixels")
 def columns_around(
     storage: Storage, leaves: Mapping[str, Rows], around: Around, *, with_info: bool
 ) -> list[BatchColumn]:
-    """The columns of a around with stacks, n-step returns or windows.
+    """Return the columns of batches with stacks, n-step returns or windows.
 
     Raises UsageError for keys that are missing, and for leaves that do not allow it.
     """
@@ -97,7 +97,7 @@ class NStepColumn(BatchColumn):
 
 
 def stack_columns(storage: Storage, leaves: Mapping[str, Rows], around: Around) -> list[BatchColumn]:
-    """The columns of stacked observations: those of ``stack_keys``, or all."""
+    """Return the columns of stacked observations: those of ``stack_keys``, or all."""
     keys, pad = around.stack_keys, around.padding
     columns: list[BatchColumn] = []
     if keys is not None:

@@ -182,7 +182,7 @@ class TensorDictRoundRobinWriter(RoundRobinWriter):
 
 
 def count_records(data: Any) -> int:
-    """The number of records of a batch. Raises SchemaError for anything else, and for columns of different lengths."""
+    """Return the number of records of a batch. Raises SchemaError for anything else, and for columns of different lengths."""
     if isinstance(data, (list, torch.Tensor)) or is_tensor_collection(data):
         return len(data)
     lengths = {len(leaf) if hasattr(leaf, "__len__") else -1 for leaf in _parts(data)}

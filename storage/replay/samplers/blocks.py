@@ -48,13 +48,13 @@ class BlockOrder:
         return found
 
     def pool_of(self, places: np.ndarray) -> np.ndarray:
-        """The pool that each place of the order lies in."""
+        """Return the pool that each place of the order lies in."""
         late = places >= self._begin(self._short + 1)
         result: np.ndarray = (places + self._missing * late) // (self.pool * self.group)
         return result
 
     def ranges(self, pool: int) -> list[tuple[int, int]]:
-        """The steps ``(start, stop)`` of the groups of a pool; none behind the last one."""
+        """Return the steps ``(start, stop)`` of the groups of a pool; none behind the last one."""
         if not 0 <= pool < self.pools:
             return []
         starts = (self._groups_of(pool) * self.group).tolist()

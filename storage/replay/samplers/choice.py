@@ -30,7 +30,7 @@ def choose_sampler(
     weights: Any = None,
     shares: Any = "random",
 ) -> Sampler:
-    """The sampler of these options, which `load` describes; or the one that is ``given``, without any of them.
+    """Return the sampler of these options, which `load` describes; or the one that is ``given``, without any of them.
 
     Raises UsageError for options that make no sense together.
     """

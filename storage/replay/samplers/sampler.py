@@ -82,7 +82,7 @@ class Sampler(Saved, metaclass=_Variants):
     # -- drawing -----------------------------------------------------------------------------------------------------
 
     def sample(self, storage: Storage, batch_size: int) -> tuple[Any, dict[Any, Any]]:
-        """The index of the next batch (int64 ``[N]``, or a tuple of one for each dimension), and the info on its records."""
+        """Return the index of the next batch (int64 ``[N]``, or a tuple, one a dimension), and the info on its records."""
         draw = self.draw(storage, batch_size, self.order.turn())
         self.order.place = draw.places[0]
         info = {entry_key(key): value for key, value in draw.info.items()}
@@ -92,15 +92,15 @@ class Sampler(Saved, metaclass=_Variants):
         return storage.coordinates(draw.rows), info
 
     def draw(self, storage: Storage, batch_size: int, turn: Turn) -> Draw:
-        """The next ``turn.count`` batches, or fewer. Raises SamplingError if there is none."""
+        """Return the next ``turn.count`` batches, or fewer. Raises SamplingError if there is none."""
         raise NotImplementedError(f"a {type(self).__name__} defines sample(storage, batch_size)")
 
     def one_pass(self, storage: Storage, batch_size: int) -> Pass | None:
-        """The pass that batches of this size make; None if they are endless."""
+        """Return the pass that batches of this size make; None if they are endless."""
         return None
 
     def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Whether a batch of this size can be drawn."""
+        """Return whether a batch of this size can be drawn."""
         try:
             self.draw(storage, batch_size, self.order.turn())
         except SamplingError:
@@ -193,7 +193,7 @@ class SamplerWithoutReplacement(Sampler):
         return Pass(require_records(storage), batch_size, bool(self.drop_last))
 
     def permutation(self, size: int, seed: int) -> Callable[[np.ndarray], np.ndarray]:
-        """The order of a pass."""
+        """Return the order of a pass."""
         return Permutation(size, seed)
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,12 +214,12 @@ SamplerWithoutReplacement._without_replacement = SamplerWithoutReplacement  # ty
 
 
 def draws_ahead(sampler: Sampler) -> bool:
-    """Whether batches may be drawn before they are asked for: with the built-in ``sample`` alone."""
+    """Return whether batches may be drawn before they are asked for: with the built-in ``sample`` alone."""
     return type(sampler).sample is Sampler.sample and "sample" not in vars(sampler)
 
 
 def checked(found: Any, sampler: Sampler, storage: Storage) -> tuple[torch.Tensor, dict[Key, torch.Tensor]]:
-    """Flat rows (int64 ``[n]``) and info by key, from what a user's ``sample`` returned. Raises SamplingError."""
+    """Return flat rows (int64 ``[n]``) and info by key, from what a user's ``sample`` returned. Raises SamplingError."""
     name = f"{type(sampler).__name__}.sample()"
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
         raise SamplingError(f"{name} must return an index and a dictionary, not {found!r:.60}")

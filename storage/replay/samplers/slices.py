@@ -174,7 +174,7 @@ class SliceSampler(Sampler):
         return Draw(rows, slices.steps_of(counts), turn.places, slices=slices, counts=counts)
 
     def pool(self, storage: Storage, length: int) -> EpisodePool:
-        """The episodes that slices of a length may come from, kept until the storage or an attribute changes."""
+        """Return the episodes that slices of a length may come from, kept until the storage or an attribute changes."""
         require_records(storage)
         edges, span = self._settings()
         timeline = storage.timeline(edges)
@@ -287,7 +287,7 @@ class EpisodePool:
         return first + begin, torch.minimum(offset + self.length, self.lengths[chosen]) - begin
 
     def cut(self, chosen: torch.Tensor, offset: torch.Tensor | int = 0) -> torch.Tensor | None:
-        """The lengths of the slices; None if all have the full length."""
+        """Return the lengths of the slices; None if all have the full length."""
         if self.strict:
             return None
         lengths = (self.lengths[chosen] - offset).clamp(max=self.length)

@@ -187,7 +187,10 @@ def _count(flags: np.ndarray) -> np.ndarray:
 
 
 def full(size: int, value: float) -> torch.Tensor:
-    """A float64 tensor ``[size]``. NumPy requests huge pages from the kernel, torch does not: random reads miss less often."""
+    """Return a float64 tensor ``[size]``.
+
+    NumPy requests huge pages from the kernel, torch does not: random reads miss less often.
+    """
     array = np.empty(size)
     array.fill(value)
     return torch.from_numpy(array)

@@ -56,7 +56,7 @@ class DatasetStorage(Storage):
         return at_and_below(names, *wanted)
 
     def stored(self, keys: Iterable[str] | None = None) -> list[str]:
-        """The leaves of the source that hold those at and below ``keys``, by default those that are read."""
+        """Return the leaves of the source that hold those at and below ``keys``, by default those that are read."""
         of_source = self.source.rows
         wanted = self.keys if keys is None else at_and_below(self.dataset.schema.names, *keys)
         stored = [name if name in of_source else name.removeprefix("next/") for name in wanted]
@@ -113,7 +113,7 @@ class DatasetStorage(Storage):
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The name of the dataset; its data stay where they are."""
+        """Return the name of the dataset; its data stay where they are."""
         manifest = self.source.manifest
         steps = len(self.dataset)
         return {"id": self.source.id, "steps": steps, "episodes": manifest.episodes, "content": manifest.content}
@@ -141,6 +141,6 @@ class DatasetStorage(Storage):
 
 
 def read_only(dataset: Any) -> ReadOnlyError:
-    """The error raised for every attempt to write."""
+    """Return the error raised for every attempt to write."""
     message = f"{dataset.id} is a dataset: it doesn't allow writing"
     return ReadOnlyError(message, hint="preprocess it into a new one, or extend a LazyMemmapStorage")

@@ -102,7 +102,7 @@ class ListStorage(Storage):
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of all records."""
+        """Return copies of all records."""
         return {
             "_storage": [self._own(record) for record in self._records],
             "newest": self.newest,

@@ -86,12 +86,12 @@ class TimelineRows:
 
 
 def by_position(rows: Rows, timeline: Timeline) -> Rows:
-    """Rows to be read by position; ``rows`` itself if positions are rows."""
+    """Return rows to be read by position; ``rows`` itself if positions are rows."""
     return rows if timeline.identity else TimelineRows(rows, timeline)
 
 
 def leaves_of(data: Any, ndim: int) -> dict[str, Rows] | None:
-    """The leaves to be read one by one, if the data are a plain TensorDict of plain tensors; otherwise None."""
+    """Return the leaves to be read one by one, if the data are a plain TensorDict of plain tensors; otherwise None."""
     if type(data) is not TensorDict or data.names != [None] * len(data.batch_size):
         return None
     leaves: dict[str, Any] = {}
@@ -121,14 +121,14 @@ def whole_numbers(index: Any) -> torch.Tensor:
 
 
 def is_number(index: Any) -> bool:
-    """Whether an index names one row, so that the result has no row dimension."""
+    """Return whether an index names one row, so that the result has no row dimension."""
     if isinstance(index, (torch.Tensor, np.ndarray)):
         return not index.ndim and index.dtype not in (torch.bool, np.bool_)
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
 
 
 def written_rows(cursor: Any, filled: int, given: int) -> slice | torch.Tensor:
-    """The rows along the first dimension to write ``given`` records to: a slice of step 1, or numbers (int64 ``[n]``).
+    """Return the rows along the first dimension to write ``given`` records to: a slice of step 1, or numbers (int64 ``[n]``).
 
     Negative numbers, open slices and masks refer to the ``filled`` rows; for an empty storage an open slice is as long as the
     data. Raises UnknownKeyError for numbers before the first row, and masks of another length.
@@ -168,7 +168,7 @@ def written_rows(cursor: Any, filled: int, given: int) -> slice | torch.Tensor:
 
 
 def numbers_in(rows: slice | torch.Tensor) -> torch.Tensor:
-    """What `written_rows` returned as numbers, int64 ``[n]``."""
+    """Return what `written_rows` returned as numbers, int64 ``[n]``."""
     return torch.arange(rows.start, rows.stop, device="cpu") if isinstance(rows, slice) else rows
 
 
@@ -189,5 +189,5 @@ def check_no_gap(rows: slice | torch.Tensor, filled: int, capacity: int) -> None
 
 
 def index_error(index: Any, shape: Any, error: Exception) -> UnknownKeyError:
-    """The error for an index that does not fit records of a shape."""
+    """Return the error for an index that does not fit records of a shape."""
     return UnknownKeyError(f"{index!s:.60} does not fit records of shape {list(shape)}: {reason(error)}")

@@ -67,7 +67,7 @@ class Storage(Saved):
         return self._version
 
     def get(self, index: Any) -> Any:
-        """Rows: an int, slice, sequence, tensor, or a tuple of one tensor for each dimension."""
+        """Return rows: an int, slice, sequence, tensor, or a tuple of one tensor for each dimension."""
         raise NotImplementedError
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
@@ -75,7 +75,7 @@ class Storage(Saved):
         raise NotImplementedError
 
     def leaves(self) -> dict[str, Rows] | None:
-        """The leaves by path, to be read by flat row; None if only whole records can be read.
+        """Return the leaves by path, to be read by flat row; None if only whole records can be read.
 
         The same object as long as leaves are where they were: a write does not make readers begin again.
         """
@@ -96,7 +96,7 @@ class Storage(Saved):
         return torch.Size([self.filled])
 
     def capacity_for(self, batch: Any) -> int:
-        """The capacity once a batch ``[n, ...]`` is written; the first batch determines the width of the storage."""
+        """Return the capacity once a batch ``[n, ...]`` is written; the first batch determines the width of the storage."""
         return self.capacity
 
     @property
@@ -152,11 +152,11 @@ class Storage(Saved):
             self.newest = self.filled - 1
 
     def column(self, key: Key) -> torch.Tensor | None:
-        """One leaf of all rows, flat: ``[len, ...]``; None if there is no such leaf."""
+        """Return one leaf of all rows, flat: ``[len, ...]``; None if there is no such leaf."""
         return self.leaf_at(key, torch.arange(len(self), device="cpu"))
 
     def leaf_at(self, key: Key, rows: torch.Tensor) -> torch.Tensor | None:
-        """A leaf at flat rows, ``[n, *shape]``, in new memory; None if there is no such leaf."""
+        """Return a leaf at flat rows, ``[n, *shape]``, in new memory; None if there is no such leaf."""
         leaves = self.leaves() if not reads_by_get(self) else None
         if leaves is not None:
             name = "/".join(key)
@@ -168,7 +168,10 @@ class Storage(Saved):
         return found.clone() if isinstance(found, torch.Tensor) else None
 
     def timeline(self, edges: Edges) -> Timeline:
-        """The steps in order of time with their episodes, kept until a write. Raises UsageError if the order is unknown."""
+        """Return the steps in order of time with their episodes, kept until a write.
+
+        Raises UsageError if the order is unknown.
+        """
         if not self.in_order:
             message = "the rows are not in order of time: records were written to rows of choice"
             raise UsageError(message, hint="slices, stacks and n-step returns need a ring: a RoundRobinWriter")
@@ -192,7 +195,7 @@ class Storage(Saved):
         return (self.get(row) for row in range(self.filled))
 
     def contains(self, item: Any) -> Any:
-        """Whether rows along the first dimension hold data: bool for an int, a bool tensor for a tensor of rows.
+        """Return whether rows along the first dimension hold data: bool for an int, a bool tensor for a tensor of rows.
 
         For a storage of several dimensions the last dimension of a tensor ``[..., ndim]`` holds coordinates. Negative rows
         count from the end.
@@ -209,17 +212,17 @@ class Storage(Saved):
     __contains__ = contains
 
     def flatten(self) -> Storage:
-        """A storage of one dimension with the same rows; the storage itself if it has one dimension."""
+        """Return a storage of one dimension with the same rows; the storage itself if it has one dimension."""
         if self.ndim == 1:
             return self
         raise UsageError(f"a {type(self).__name__} cannot be flattened")
 
     def coordinates(self, rows: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Flat rows in the form that ``get`` takes: unchanged, or one tensor for each dimension."""
+        """Return flat rows in the form that ``get`` takes: unchanged, or one tensor for each dimension."""
         return rows if self.ndim == 1 else tuple(torch.unravel_index(rows, (self.capacity, *self.shape[1:])))
 
     def flat(self, index: Any) -> torch.Tensor:
-        """Flat rows ``[N]`` from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1.
+        """Return flat rows ``[N]`` from ``[N]``, ``[N, ndim]`` or a tuple of ``ndim`` tensors; -1 stays -1.
 
         Raises NoRecordError for numbers beyond a dimension other than the first, which would be another record's.
         """
@@ -247,7 +250,7 @@ class Storage(Saved):
 
 
 def require_records(storage: Storage) -> int:
-    """The storage's length. Raises SamplingError if it is empty."""
+    """Return the storage's length. Raises SamplingError if it is empty."""
     size = len(storage)
     if not size:
         raise SamplingError("cannot sample from an empty storage", hint="extend the buffer first")

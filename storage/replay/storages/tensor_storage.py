@@ -96,7 +96,7 @@ class TensorStorage(Storage):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def contents(self) -> Any:
-        """The filled rows, as views."""
+        """Return the filled rows, as views."""
         return self._storage if self.is_full else tree_map(lambda part: part[: self.filled], self._storage)
 
     def get(self, index: Any) -> Any:
@@ -229,11 +229,11 @@ class TensorStorage(Storage):
     # -- saving -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the contents."""
+        """Return copies of the contents."""
         return tree_copied(self.state())
 
     def state(self) -> dict[str, Any]:
-        """The contents, as views."""
+        """Return the contents, as views."""
         data = None if not self.filled else self.contents()
         return {"_storage": data, "_len": len(self), "newest": self.newest, "in_order": self.in_order}
 

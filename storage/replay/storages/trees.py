@@ -17,14 +17,14 @@ HINT = "a ListStorage takes any object"
 
 
 def tree_map(function: Callable[[Any], Any], data: Any) -> Any:
-    """A function of every tensor and every TensorDict of a tree."""
+    """Return a function of every tensor and every TensorDict of a tree."""
     if isinstance(data, torch.Tensor) or is_tensor_collection(data):
         return function(data)
     return pytree.tree_map(function, data, is_leaf=is_tensor_collection)
 
 
 def tree_copied(data: Any) -> Any:
-    """A tree with its tensors copied; other values are shared."""
+    """Return a tree with its tensors copied; other values are shared."""
 
     def copied(part: Any) -> Any:
         if is_tensor_collection(part):
@@ -35,7 +35,7 @@ def tree_copied(data: Any) -> Any:
 
 
 def check_tensors(data: Any) -> Any:
-    """A tree with arrays and numbers as tensors. Raises SchemaError for anything that is no tensor."""
+    """Return a tree with arrays and numbers as tensors. Raises SchemaError for anything that is no tensor."""
     if isinstance(data, torch.Tensor):
         return data
     if is_tensor_collection(data):
@@ -69,7 +69,7 @@ def as_batch(data: Any) -> Any:
 
 
 def rows_of(data: Any, ndim: int) -> torch.Size:
-    """The first ``ndim`` dimensions, which all tensors of a tree must share. Raises SchemaError."""
+    """Return the first ``ndim`` dimensions, which all tensors of a tree must share. Raises SchemaError."""
     if (isinstance(data, torch.Tensor) or is_tensor_collection(data)) and len(data.shape) >= ndim:
         return torch.Size(data.shape[:ndim])
     shapes = [part.shape for part in pytree.tree_leaves(data, is_leaf=is_tensor_collection)]
@@ -82,7 +82,10 @@ def rows_of(data: Any, ndim: int) -> torch.Size:
 
 
 def columns_of(data: Any) -> dict[Key, torch.Tensor]:
-    """The tensors of a tree by key: the places in it, then those in a TensorDict. Raises SchemaError for other leaves."""
+    """Return the tensors of a tree by key: the places in it, then those in a TensorDict.
+
+    Raises SchemaError for other leaves.
+    """
     if isinstance(data, torch.Tensor):
         return {(): data.as_subclass(torch.Tensor)}
     if not is_tensor_collection(data):
