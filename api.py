@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -76,7 +77,7 @@ def download(
     from .datasets.acquire import download as run
     from .datasets.workers import open_cluster
 
-    with open_cluster(engine, procs=procs, address=address) as cluster:
+    with open_cluster(engine, procs=procs, address=address) or nullcontext() as cluster:
         request = make_request(
             dataset_id,
             root,
@@ -130,7 +131,7 @@ def convert(
     from .datasets.convert import convert as run
     from .datasets.workers import open_cluster
 
-    with open_cluster(engine, procs=procs, address=address) as cluster:
+    with open_cluster(engine, procs=procs, address=address) or nullcontext() as cluster:
         request = make_request(
             dataset_id,
             root,

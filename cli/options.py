@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
@@ -152,7 +152,7 @@ class Conversion:
         names = ("shards", "procs", "codec", "layout", "unknown_next", "force", "dry_run")
         fields = {name: getattr(self, name) for name in names}
         fields |= {"wait": not self.no_wait, "command": this_command(), **more}
-        with open_cluster(self.engine, procs=self.procs, address=self.address) as cluster:
+        with open_cluster(self.engine, procs=self.procs, address=self.address) or nullcontext() as cluster:
             yield [make_request(one, *arguments, engine=cluster, **fields) for one in ids]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import sys
 import time
 import uuid
@@ -42,9 +43,8 @@ from ..datasets.ingest.records import ConvertOptions, Expectation, count_notes
 from ..datasets.ingest.request import Listener, Request, find_existing
 from ..datasets.ingest.unit import Facts, Part, Unit
 from ..datasets.local import find
-from ..datasets.workers import open_engine
-from ..datasets.workers.here import usual_procs
-from ..datasets.workers.task import Engine, do_task
+from ..datasets.workers import open_cluster, open_local
+from ..datasets.workers.task import Engine, usual_procs
 from ..errors import DatasetExistsError, SchemaError, UsageError
 from ..storage.codecs import PLAIN, codec_of, level_of
 from ..storage.episodes import EpisodeTable, open_episodes
@@ -97,7 +97,8 @@ def _preprocess(request: PreprocessRequest, listener: Listener, given: Engine | 
             with suppress(OSError):  # a root that cannot be written to
                 remove_leftovers(leftovers_of(place), place.root)  # of a process that was killed at the very end
         return Preprocessed(place.id, place.path, "complete", existing)
-    engine = given or open_engine(request.engine, procs=reader.procs, address=request.address, preload=[WORKER])
+    engine = given or open_cluster(request.engine, procs=reader.procs, address=request.address)
+    engine = engine or open_local(reader.procs or 0, [WORKER])
     engine.on_output = listener.on_output
     reader.engine, reader.here = engine, given is None and request.engine == "local" and reader.procs == 0
     try:
@@ -519,7 +520,7 @@ def _dry_run(reader: FunctionReader) -> Preprocessed:
         scratch = Path(name)
         store_dictionaries(scratch, {name: schema[name] for name in dictionaries}, dictionaries, "")
         tasks = [PartTask(unit, scratch, schema, 1, level=level_of(reader.options.codec)) for unit in units]
-        for _ in engine.run(do_task, tasks, lambda progress: None):
+        for _ in engine.run(operator.call, tasks, lambda progress: None):
             pass
         made = _total([part.about for unit in units for part in parts_of(scratch, unit)])
         written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != PART_RECORD)

@@ -3,7 +3,7 @@
 A packed file may declare a thousand times what it holds, and real ones do: black frames shrink 250-fold, flags that are never
 set a thousandfold. So most readers work in pieces, whatever the ratio; what must be in memory as a whole is compared with
 the size of the file. A conversion then stays below 600 MB for any input below 10 MB, which `benchmarks/campaign/inputs.py`
-measures. The memory of C libraries in worker processes has a limit of its own (`workers.here.memory_for`).
+measures. The memory of C libraries in worker processes has a limit of its own (`workers.task.memory_for`).
 """
 
 from __future__ import annotations

@@ -253,10 +253,6 @@ class EpisodesUnit(Unit):
     paths: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
     fetched: int = field(default=0, kw_only=True)
 
-    @property
-    def native_libraries(self) -> tuple[str, ...]:
-        return self.reader.native_libraries
-
     def fits(self, record: PartContents) -> bool:
         """Whether the part was read from these objects, as far as their place states what they are: an interrupted run may be
         continued with another mirror."""

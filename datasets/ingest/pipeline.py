@@ -13,9 +13,10 @@ held from plan to rename.
 from __future__ import annotations
 
 import copy
+import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,8 +33,8 @@ from ...storage.join import is_joining, join
 from ...storage.manifest import Manifest, read_manifest
 from ...storage.old_dataset import OldDataset
 from ...storage.work import Work, fingerprint
-from ..workers.here import HereEngine, call, memory_for, open_local, threads_of_task, usual_procs
-from ..workers.task import Engine, TaskProgress, do_task, modules_of
+from ..workers import open_local
+from ..workers.task import Engine, TaskProgress, call, memory_for, threads_of_task, usual_procs
 from .append import Base
 from .commit import begin_commit
 from .estimate import bytes_of_state, estimate_expected, estimate_fetch, estimate_join, estimate_units
@@ -216,15 +217,16 @@ def _opened(reader: Reader, paths: Mapping[str, Path], request: Request) -> Iter
     libraries = reader.native_libraries
     procs = usual_procs(64, request.procs) if libraries else 0
     memory = memory_for(reader.native_bytes(paths)) if libraries else None
-    with closing(open_local(procs, [type(reader).__module__, *libraries], memory=memory)) as engine:
+    with open_local(procs, _modules(reader), memory=memory) as engine:
         if paths:
             label = next(iter(paths)) if len(paths) == 1 else reader.location.url
-            reader.seen(call(engine, label, _look, reader, paths))
+            reader.seen(call(engine, label, reader.look, paths))
         yield engine
 
 
-def _look(reader: Reader, paths: Mapping[str, Path], _: Any) -> Any:
-    return reader.look(paths)
+def _modules(reader: Reader) -> list[str]:
+    """What the work on a reader's units imports."""
+    return [PartTask.__module__, type(reader).__module__, *reader.native_libraries]
 
 
 def _do_one(task: PartTask | CountTask, engine: Engine, listener: Listener) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def _do_one(task: PartTask | CountTask, engine: Engine, listener: Listener) -> d
         for one in tasks:
             listener.on_planned(one.rows, one.total)
 
-    ((_, record),) = engine.run(do_task, [task], report)
+    ((_, record),) = engine.run(operator.call, [task], report)
     return record
 
 
@@ -296,7 +298,7 @@ class _Run:
             return
         count = 0 if reader.here else usual_procs(len(left), self.request.procs)
         threads = threads_of_task(count, self.request.engine)
-        with self._workers(count, self._task(left[0], threads), engine) as workers:
+        with self._workers(count, engine) as workers:
             while left and not plan.is_begun():
                 begins = len(left) > 1 and not reader.first_decides
                 self._do(plan, [self._task(left[0], threads, begins)], workers)
@@ -309,21 +311,21 @@ class _Run:
             self._do(plan, [self._task(unit, threads) for unit in left], workers)
 
     @contextmanager
-    def _workers(self, count: int, task: PartTask, reading: Engine) -> Iterator[Engine]:
+    def _workers(self, count: int, reading: Engine) -> Iterator[Engine]:
         """An engine that was given, the one that reads whole files, this process, or ``count`` new ones."""
         reader, given = self.reader, self.request.engine
         if given is None and reader.native_libraries:
             given = reading
         if reader.here or (given is None and count <= 1 and not reader.in_worker):
-            given = HereEngine()
+            given = Engine()
         if given is not None:
             yield given  # it goes on to the next dataset
             return
-        with closing(open_local(count, modules_of(task))) as engine:
+        with open_local(count, _modules(reader)) as engine:
             yield engine
 
     def _do(self, plan: Plan, tasks: Sequence[PartTask], engine: Engine) -> None:
-        for index, record in engine.run(do_task, tasks, self.listener.on_progress):
+        for index, record in engine.run(operator.call, tasks, self.listener.on_progress):
             plan.take_leaves(plan.units[index], record["leaves"])
             plan.parts[index] = parts_of(self.work.folder, plan.units[index])
             if is_done(plan.parts[index]):

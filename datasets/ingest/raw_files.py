@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import closing
 from pathlib import Path
 from threading import Event, Lock
 from typing import Any
@@ -23,7 +22,8 @@ from ...storage.folder import RAW, DatasetPlace, check_space, remove_tree
 from ...storage.work import Work
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.reading import bytes_there, discard_part
-from ..workers.here import call, memory_for, open_local, usual_procs
+from ..workers import open_local
+from ..workers.task import call, memory_for, usual_procs
 from .estimate import estimate_fetch
 from .reader import Reader
 from .records import RawObject
@@ -170,14 +170,14 @@ def hdf5_names(path: Path) -> dict[str, str]:
     """What an HDF5 file holds, as `formats.hdf5.head_names` has it; empty for other files."""
     try:
         memory = memory_for(path.stat().st_size)
-        with closing(open_local(usual_procs(1), ["h5py"], memory=memory)) as engine:
+        with open_local(usual_procs(1), ["h5py"], memory=memory) as engine:
             names: dict[str, str] = call(engine, path.name, _head_names, path)
             return names
     except (CorruptSourceError, OSError):
         return {}
 
 
-def _head_names(path: Path, _: Any) -> dict[str, str]:
+def _head_names(path: Path) -> dict[str, str]:
     from ..formats.hdf5 import head_names  # imports numpy, which listings do not need
 
     return head_names(path)

@@ -1,4 +1,4 @@
-"""The local engine: runs tasks in worker processes of this machine, or in this process, and reports their progress.
+"""The local engine: tasks in worker processes of this machine.
 
 `concurrent.futures` manages the processes and detects when one dies. On Linux they are forked from `multiprocessing`'s fork
 server, which imports what they need once: torch takes three seconds. Elsewhere they are fresh interpreters. Progress is
@@ -9,7 +9,6 @@ breaks a progress bar nor ends up in the JSON that a command prints.
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import multiprocessing
 import os
@@ -17,7 +16,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
@@ -27,94 +26,17 @@ from typing import Any
 
 from ...errors import CorruptSourceError, WorkerLostError
 from ..fetch import retries
-from .task import OnOutput, Report, T, Work, progress_of, write_to_stderr
+from .task import Engine, Report, T, Task, TaskProgress, Work, progress_of
 
 #: Seconds between two reads of the counters.
 POLL = 0.2
 #: Tasks submitted per process: one to run and one to wait, so that no worker waits for the parent.
 AHEAD = 2
+#: Windows has no fork, and on macOS a process that has loaded system frameworks is not safe to fork.
+METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 
 _AGAIN = "run the command again: finished parts are kept"
 _REPLACE = "fetch it again, or use another mirror (--mirror)"
-
-
-class LocalEngine:
-    """An `Engine` of ``procs`` worker processes, kept from one ``run`` that does not fail to the next, and ended by `close`.
-
-    ``modules``, which the work needs, are imported before workers are forked. ``memory``: bytes that a worker may take where C
-    libraries read files in it (`memory_for`); a worker that takes more, or crashes, is then an error of the file.
-    """
-
-    def __init__(self, procs: int, modules: Sequence[str] = (), *, memory: int | None = None) -> None:
-        self.parallel = procs
-        self.name = f"local, {self.parallel} process{'' if self.parallel == 1 else 'es'}"
-        self.on_output: OnOutput = write_to_stderr
-        self._modules, self._memory = [__name__, *modules], memory
-        self._pool: _Pool | None = None
-
-    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield ``(task index, record)`` as tasks finish. The first failure stops all processes."""
-        if self._pool is None:
-            if _METHOD == "forkserver":
-                _start_server(self._modules)
-            self._pool = _Pool(self.parallel, self._memory, lambda line: self.on_output(line))
-        idle = False
-        try:
-            yield from self._pool.run(work, tasks, report)
-            idle = True
-        finally:
-            if not idle:
-                self.close()  # none may still write when the dataset's lock is released
-
-    def close(self) -> None:
-        """Kill the workers, idle ones too: a regular exit takes a second. The next ``run`` starts new ones."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.close()
-
-
-# -- starting workers --------------------------------------------------------------------------------------------------
-
-# Windows has no fork, and on macOS a process that has loaded system frameworks is not safe to fork.
-_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-
-
-@contextmanager
-def _starting() -> Iterator[None]:
-    """Start the fork server, or workers, in this block.
-
-    They see an empty main module, and so do not run the program's again: scripts need no ``if __name__ == "__main__"``. Ctrl-C
-    acts at the end of the block, and never on the server: what it finds half started would print a traceback.
-    """
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _start_server(modules: Sequence[str]) -> None:
-    from multiprocessing import forkserver, resource_tracker
-
-    resource_tracker.ensure_running()  # before the block, whose mask it would undo
-    multiprocessing.set_forkserver_preload([*modules])
-    before = os.environ.get("PYTHONSAFEPATH")
-    os.environ["PYTHONSAFEPATH"] = "1"  # the server is a `python -c`: a json.py may be in the current directory
-    try:
-        with _starting():
-            try:
-                forkserver.ensure_running()
-            except ChildProcessError:  # in a forked process: the server is its parent's
-                server: Any = forkserver._forkserver
-                os.close(server._forkserver_alive_fd)
-                server._forkserver_pid = server._forkserver_alive_fd = server._forkserver_address = None
-                forkserver.ensure_running()
-    finally:
-        del os.environ["PYTHONSAFEPATH"]
-        if before is not None:
-            os.environ["PYTHONSAFEPATH"] = before
 
 
 class _Slot(ctypes.Structure):
@@ -129,78 +51,106 @@ class _Slot(ctypes.Structure):
     ]
 
 
-class _Pool:
-    """The executor of a `LocalEngine`, with its processes, the slots of its tasks, and the pipe of what they print."""
+class LocalEngine(Engine):
+    """An `Engine` of ``procs`` worker processes, kept from one ``run`` that does not fail to the next, and ended by `close`.
 
-    def __init__(self, procs: int, memory: int | None, on_output: OnOutput) -> None:
-        self._memory, self._on_output = memory, on_output
-        self._workers: list[Any] = []
-        context: Any = copy.copy(multiprocessing.get_context(_METHOD))
-        make = context.Process
+    ``modules``, which the work needs, are imported before workers are forked. ``memory``: bytes that a worker may take where C
+    libraries read files in it (`memory_for`); a worker that takes more, or crashes, is then an error of the file.
+    """
 
-        def make_and_keep(*args: Any, **kwargs: Any) -> Any:
-            self._workers.append(make(*args, **kwargs))
-            return self._workers[-1]
+    def __init__(self, procs: int, modules: Sequence[str] = (), *, memory: int | None = None) -> None:
+        self.parallel, self.name = procs, f"local, {procs} process{'' if procs == 1 else 'es'}"
+        self._modules, self._memory = [__name__, *modules], memory
+        self._executor: ProcessPoolExecutor | None = None
 
-        context.Process = make_and_keep
-        self._slots = context.RawArray(_Slot, AHEAD * procs)
-        self._receiver, self._sender = multiprocessing.Pipe(duplex=False)
-        os.set_blocking(self._receiver.fileno(), False)
+    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, Any]]:
+        """See `Engine.run`. The first failure ends all processes."""
+        if self._executor is None:
+            self._executor = self._start()
+        try:
+            yield from self._run(self._executor, work, iter(tasks), report)
+        except BaseException:
+            self.close()  # none may still write when the dataset's lock is released
+            raise
+
+    def close(self) -> None:
+        """Kill the workers, idle ones too: a regular exit takes a second. The next ``run`` starts new ones."""
+        executor, self._executor = self._executor, None
+        if executor is None:
+            return
+        for worker in [*self._workers.values()]:
+            worker.kill()
+        executor.shutdown(cancel_futures=True)
+        self._forward_output()
+        if self._line:
+            self.on_output(self._line.decode(errors="replace"))
+        self._printed.close()
+
+    def _start(self) -> ProcessPoolExecutor:
+        context = multiprocessing.get_context(METHOD)
+        if METHOD == "forkserver":
+            _start_server(self._modules)
+        self._slots: Any = context.RawArray(_Slot, AHEAD * self.parallel)
+        self._printed, sender = context.Pipe(duplex=False)
+        os.set_blocking(self._printed.fileno(), False)
         self._line = b""
-        arguments = self._slots, self._sender, dict(os.environ), memory
-        self._executor = ProcessPoolExecutor(procs, context, _begin, arguments)
+        begin = self._slots, sender, dict(os.environ), self._memory
+        executor = ProcessPoolExecutor(self.parallel, context, _begin, begin)
+        #: By process id; they are kept here when the executor is broken.
+        self._workers = executor._processes
+        return executor
 
-    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _run(
+        self, executor: ProcessPoolExecutor, work: Work[T], left: Iterator[T], report: Report
+    ) -> Iterator[tuple[int, Any]]:
         import cloudpickle  # functions of scripts and notebooks travel by value
 
-        left = iter(tasks)
         free = list(range(len(self._slots)))
-        running: dict[Future[dict[str, Any]], tuple[int, T]] = {}
-        try:
-            while True:
+        running: dict[Future[Any], tuple[T, int]] = {}
+        while True:
+            try:
                 while free and (task := next(left, None)) is not None:
-                    slot, payload = free.pop(), cloudpickle.dumps((work, task))
+                    payload, slot = cloudpickle.dumps((work, task)), free.pop()
                     self._slots[slot] = _Slot()
                     with _starting():
-                        running[self._executor.submit(_do, payload, slot)] = slot, task
+                        running[executor.submit(_do, payload, slot)] = task, slot
                 if not running:
                     return
                 done, _ = wait(running, timeout=POLL, return_when=FIRST_COMPLETED)
                 self._forward_output()
-                held = [(task, self._slots[slot]) for slot, task in running.values()]
-                report(
-                    [
-                        progress_of(task, slot.rows, slot.fetched, slot.retries, slot.wait.decode(errors="replace"))
-                        for task, slot in held
-                        if slot.rows or slot.wait
-                    ]
-                )
-                for future in done:
-                    record = future.result()
-                    slot, task = running.pop(future)
-                    free.append(slot)
-                    yield task.index, record
-        except BrokenProcessPool as error:
-            self._executor.shutdown(wait=True)
-            raise self._lost(dict(running.values())) from error
+                report(self._progress(running.values()))
+                records = {future: future.result() for future in done}
+            except BrokenProcessPool as error:
+                executor.shutdown()
+                raise self._lost([held for future, held in running.items() if future.exception()]) from error
+            for future, record in records.items():
+                task, slot = running.pop(future)
+                free.append(slot)
+                yield task.index, record
+
+    def _progress(self, running: Iterable[tuple[Task, int]]) -> list[TaskProgress]:
+        said = ((task, self._slots[slot]) for task, slot in running)
+        return [
+            progress_of(task, slot.rows, slot.fetched, slot.retries, slot.wait.decode(errors="replace"))
+            for task, slot in said
+            if slot.rows or slot.wait
+        ]
 
     def _forward_output(self) -> None:
         """Pass on the whole lines that have been printed. A progress bar rewrites its line after a carriage return."""
         with suppress(BlockingIOError):
-            while block := os.read(self._receiver.fileno(), 1 << 16):
+            while block := os.read(self._printed.fileno(), 1 << 16):
                 *lines, self._line = (self._line + block).split(b"\n")
                 for line in lines:
-                    self._on_output(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])
+                    self.on_output(line.decode(errors="replace").rstrip("\r").rpartition("\r")[2])
 
-    def _lost(self, held: dict[int, Any]) -> Exception:
-        """The error for a worker that died; ``held`` are the tasks by their slots."""
-        codes = {worker.pid: worker.exitcode for worker in self._workers}
+    def _lost(self, running: Iterable[tuple[Task, int]]) -> Exception:
+        """The error for a worker that died."""
         # The executor ends the others by SIGTERM.
-        first = next((pid for pid, code in codes.items() if code not in (None, 0, -signal.SIGTERM)), None)
-        code = -signal.SIGTERM if first is None else codes[first]
-        labels = [task.label for slot, task in held.items() if self._slots[slot].worker == first]
-        labels = labels or [task.label for task in held.values()]
-        what = labels[0] + (f", or on one of {len(labels) - 1} others" if len(labels) > 1 else "")
+        codes = {worker.pid: worker.exitcode or 0 for worker in self._workers.values()}
+        pid, code = next((one for one in codes.items() if one[1] not in (0, -signal.SIGTERM)), (None, -signal.SIGTERM))
+        labels = [task.label for task, slot in running if self._slots[slot].worker == pid]
+        what = " or ".join(labels or [task.label for task, _ in running])
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         if code in (-signal.SIGTERM, -signal.SIGKILL):
             message = (
@@ -211,16 +161,45 @@ class _Pool:
             return CorruptSourceError(f"{what} cannot be read: its reader crashed ({how})", hint=_REPLACE)
         return WorkerLostError(f"the process that worked on {what} crashed ({how})", hint=_AGAIN)
 
-    def close(self) -> None:
-        for worker in self._workers:
-            if worker.pid is not None:
-                worker.kill()
-        self._executor.shutdown(wait=True, cancel_futures=True)
-        self._forward_output()
-        if self._line:
-            self._on_output(self._line.decode(errors="replace"))
-        self._receiver.close()
-        self._sender.close()
+
+# -- starting workers --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    """Start the fork server, or workers, in this block.
+
+    They see an empty main module, and so do not run the program's again: scripts need no ``if __name__ == "__main__"``. Ctrl-C
+    acts at the end of the block, and never on the server: what it finds half started would print a traceback. The mask is for
+    the server, which inherits it; here, another thread may get the signal.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    mask, handler, interrupts = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), None, list[int]()
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _start_server(modules: Sequence[str]) -> None:
+    from multiprocessing import forkserver, resource_tracker
+
+    resource_tracker.ensure_running()  # before the block, whose mask it would undo
+    multiprocessing.set_forkserver_preload([*modules])
+    with _starting():
+        try:
+            forkserver.ensure_running()
+        except ChildProcessError:  # in a forked process: the server is its parent's
+            server: Any = forkserver._forkserver
+            server._forkserver_pid = server._forkserver_address = None
+            forkserver.ensure_running()
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------
@@ -247,9 +226,9 @@ def _begin(slots: Any, output: Any, environment: dict[str, str], memory: int | N
         import resource
 
         taken = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limits = [limit for limit in (taken + memory, soft, hard) if limit != resource.RLIM_INFINITY]
-        resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+        limits = resource.getrlimit(resource.RLIMIT_DATA)
+        least = min(limit for limit in (taken + memory, *limits) if limit != resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_DATA, (least, limits[1]))
 
 
 def _end_with_parent() -> None:
@@ -260,7 +239,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _do(payload: bytes, number: int) -> dict[str, Any]:
+def _do(payload: bytes, number: int) -> Any:
     """Do one task, pickled by the program itself, and write its progress into a slot."""
     slot = _slots[number]
     slot.worker = os.getpid()
@@ -274,8 +253,7 @@ def _do(payload: bytes, number: int) -> dict[str, Any]:
 
     try:
         with retries.listen(on_wait):
-            record: dict[str, Any] = work(task, on_block)
-            return record
+            return work(task, on_block)
     except MemoryError as error:
         if _memory is None:
             raise

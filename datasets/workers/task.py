@@ -1,4 +1,4 @@
-"""Tasks, their progress, and the interface of engines, which run them.
+"""Tasks, their progress, and engines, which run them.
 
 An engine runs many small tasks somewhere and yields the record that each of them returns; scheduling, placement and retries
 are up to it. Engines know nothing of datasets. Tasks and records are small and picklable: data go through files in the working
@@ -11,13 +11,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, Self, TypeVar
 
-#: Called by a worker after every block of a task: rows done, bytes fetched and retries so far.
-OnBlock = Callable[[int, int, int], None]
+from ... import settings
+
+#: Processes, unless another number is asked for: more make a disk or a server no faster.
+MAX_PROCS = 8
+#: Memory that C libraries may take for files of a size: a base, and bytes per byte.
+_MEMORY, _MEMORY_A_BYTE = 2 << 30, 4
 
 
-class WorkUnit(Protocol):
+class Task(Protocol):
     """One piece of work: ``index`` identifies it, ``rows`` is its size for the progress display. Picklable.
 
     ``label`` is what the error says of a worker that died with it: the file that it reads, the steps that it changes.
@@ -33,18 +38,14 @@ class WorkUnit(Protocol):
     def label(self) -> str: ...
 
 
-class Task(WorkUnit, Protocol):
-    """A unit that holds everything needed to do it. Picklable."""
+T = TypeVar("T", bound=Task)
 
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Do the work; returns a record that can be written as JSON."""
+#: Called by a worker after every block of a task: rows done, bytes fetched and retries so far.
+OnBlock = Callable[[int, int, int], None]
 
-
-T = TypeVar("T", bound=WorkUnit)
-
-#: Does one unit. Picklable. May run twice for the same unit, after a worker was lost or (on a cluster) while a worker that
-#: seemed lost is still running, so it must rename its files into place.
-Work = Callable[[T, OnBlock], dict[str, Any]]
+#: Does a task; returns its record. Picklable. May run twice for the same task, after a worker was lost or (on a cluster) while
+#: a worker that seemed lost is still running, so it must rename its files into place.
+Work = Callable[[T, OnBlock], Any]
 
 
 @dataclass(frozen=True)
@@ -59,26 +60,8 @@ class TaskProgress:
     wait: str = ""
 
 
-def progress_of(task: WorkUnit, rows: int, fetched: int, retries: int, wait: str = "") -> TaskProgress:
-    return TaskProgress(task.index, rows, task.rows, fetched, retries, wait)
-
-
 #: Receives the progress of all tasks that are running.
 Report = Callable[[list[TaskProgress]], None]
-
-
-def do_task(task: Task, on_block: OnBlock) -> dict[str, Any]:
-    """The `Work` for units that are tasks."""
-    return task(on_block)
-
-
-def modules_of(task: Task) -> list[str]:
-    """The modules that define a task and its attributes, and the C libraries that these name, which a worker must import
-    first."""
-    values = (task, *vars(task).values())
-    libraries = {name for value in values for name in getattr(value, "native_libraries", ())}
-    return sorted(({type(value).__module__ for value in values} | libraries) - {"builtins", "__main__"})
-
 
 #: Receives a line that a worker printed, without its line feed.
 OnOutput = Callable[[str], None]
@@ -90,17 +73,17 @@ def write_to_stderr(line: str) -> None:
         sys.stderr.write(line + "\n")
 
 
-class Engine(Protocol):
-    """Runs tasks."""
+class Engine:
+    """Runs tasks: this one in this process, one after the other; others elsewhere. Ended by `close`, or by ``with``."""
 
     #: The provenance of a dataset states it: ``local, 2 processes``.
-    name: str
+    name = "local, 1 process"
     #: How many tasks are likely to run side by side; for estimates of time only.
-    parallel: int
+    parallel = 1
     #: Receives what the work prints in other processes of this machine, line by line.
-    on_output: OnOutput
+    on_output: OnOutput = staticmethod(write_to_stderr)
 
-    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, dict[str, Any]]]:
+    def run(self, work: Work[T], tasks: Sequence[T], report: Report) -> Iterator[tuple[int, Any]]:
         """Yield ``(task.index, record)`` as tasks finish, in any order.
 
         At most a few tasks for each worker are submitted at a time. The first exception stops the rest, and is raised here
@@ -108,9 +91,44 @@ class Engine(Protocol):
         KeyboardInterrupt: when the iterator has ended, for whatever reason, no worker writes any more.
         Raises WorkerLostError when a worker was killed and the engine does not start another one.
         """
+        for task in tasks:
+            yield task.index, work(task, lambda *done, task=task: report([progress_of(task, *done)]))
 
     def close(self) -> None:
         """End the workers. ``run`` may be called several times before."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def progress_of(task: Task, rows: int, fetched: int, retries: int, wait: str = "") -> TaskProgress:
+    return TaskProgress(task.index, rows, task.rows, fetched, retries, wait)
+
+
+# -- one call ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Call:
+    label: str
+    index: int = 0
+    rows: int = -1
+
+
+def call(engine: Engine, label: str, function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` on an engine; ``label`` is what it reads."""
+    ((_, result),) = engine.run(partial(_call, function, args), [_Call(label)], lambda progress: None)
+    return result
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], *_: object) -> Any:
+    return function(*args)
+
+
+# -- how many ----------------------------------------------------------------------------------------------------------
 
 
 def usable_cpus() -> int:
@@ -119,3 +137,19 @@ def usable_cpus() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on this system
         return os.cpu_count() or 1
+
+
+def usual_procs(tasks: int, asked: int | None = None) -> int:
+    """The number of worker processes for so many tasks: as asked for, as the settings say, or one per processor, at most 8."""
+    procs = settings.procs(asked)
+    return min(min(MAX_PROCS, usable_cpus()) if procs is None else procs, max(1, tasks))
+
+
+def threads_of_task(procs: int, engine: Engine | None) -> int:
+    """How many threads each of ``procs`` tasks may use side by side; on a cluster a task has one processor."""
+    return 1 if engine is not None else max(1, usable_cpus() // max(1, procs))
+
+
+def memory_for(size: int) -> int:
+    """Bytes of memory that a worker may take in which C libraries read files of ``size`` bytes: they trust what files state."""
+    return _MEMORY + _MEMORY_A_BYTE * size

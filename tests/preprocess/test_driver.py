@@ -12,7 +12,7 @@ from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
-from rbdata.datasets.workers.here import open_local
+from rbdata.datasets.workers import open_local
 from rbdata.preprocess import chunks
 from rbdata.preprocess.request import Listener, PreprocessRequest
 from rbdata.preprocess.run import preprocess

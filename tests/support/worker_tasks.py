@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,9 +15,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 from rbdata.datasets.fetch import retries
-from rbdata.datasets.workers.here import call, memory_for
 from rbdata.datasets.workers.local_engine import LocalEngine
-from rbdata.datasets.workers.task import OnBlock
+from rbdata.datasets.workers.task import OnBlock, call, memory_for
 from rbdata.errors import UsageError
 from rbdata.preprocess.chunks import Chunk
 
@@ -62,7 +60,7 @@ class Standalone:
 
 
 def in_worker(function: Callable[..., Any], *args: Any, label: str, memory: int | None = None) -> Any:
-    """``function(*args, on_progress)`` in a worker process, as C libraries read files.
+    """``function(*args)`` in a worker process, as C libraries read files.
 
     Modules of tests cannot be imported by name there, so that their functions are sent by value.
     """
@@ -73,7 +71,7 @@ def in_worker(function: Callable[..., Any], *args: Any, label: str, memory: int 
             function = partial(unpickled, cloudpickle.dumps(function))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-    with closing(LocalEngine(1, memory=memory_for(0) if memory is None else memory)) as engine:
+    with LocalEngine(1, memory=memory_for(0) if memory is None else memory) as engine:
         return call(engine, label, function, *args)
 
 

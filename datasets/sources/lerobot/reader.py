@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -24,7 +23,8 @@ from ...ingest.episode_files import EpisodeFiles, FileGroup
 from ...ingest.records import ConvertOptions, Expectation, RawObject
 from ...ingest.request import format_numbers, parse_numbers
 from ...ingest.spaces import TakenKeys, stored_dtype
-from ...workers.here import call, memory_for, open_local, usual_procs
+from ...workers import open_local
+from ...workers.task import call, memory_for, usual_procs
 from .episodes import LerobotEpisodes
 
 #: Bytes of ``info.json``, and of the other metadata; those of 100,000 episodes with all statistics have half of that.
@@ -128,7 +128,7 @@ class LerobotReader(EpisodeFiles):
             files[raw.item.url] = self.read_description(raw, left)
             left -= len(files[raw.item.url])
         procs, memory = usual_procs(1), memory_for(_LARGEST_METADATA - left)
-        with closing(open_local(procs, [__name__, "pyarrow"], memory=memory)) as engine:
+        with open_local(procs, [__name__, "pyarrow"], memory=memory) as engine:
             found: tuple[list[ListedEpisode], dict[int, str]]
             found = call(engine, f"{self.location.url}: meta", _parse, files, self.info, videos)
             return found
@@ -193,7 +193,7 @@ def _paths(group: Sequence[ListedEpisode]) -> list[str]:
 
 
 def _parse(
-    files: Mapping[str, bytes], info: LeRobotInfo, videos: Sequence[str], _: Callable[..., None]
+    files: Mapping[str, bytes], info: LeRobotInfo, videos: Sequence[str]
 ) -> tuple[list[ListedEpisode], dict[int, str]]:
     """In a worker: the first file is that of the tasks."""
     (tasks, data), *episodes = files.items()

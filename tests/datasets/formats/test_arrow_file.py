@@ -56,7 +56,7 @@ from rbdata.datasets.formats.arrow import ArrowFile
 from worker_tasks import in_worker
 from rbdata.errors import CorruptSourceError
 
-def rows_of(path, _):
+def rows_of(path):
     file = ArrowFile(path, "x")
     for _ in file.read(("a",), 0, 1, 1):
         pass

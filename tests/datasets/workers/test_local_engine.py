@@ -15,8 +15,9 @@ import pytest
 from paths import SUPPORT
 from preprocess_tools import make_input
 from processes import RBDATA, is_gone, start_interruptible, wait_until
-from rbdata.datasets.workers.here import call, open_local
+from rbdata.datasets.workers import open_local
 from rbdata.datasets.workers.local_engine import LocalEngine
+from rbdata.datasets.workers.task import call
 from rbdata.errors import CorruptSourceError, UsageError, WorkerLostError
 from worker_tasks import (
     TASKS,

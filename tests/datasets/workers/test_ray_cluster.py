@@ -19,7 +19,7 @@ from preprocess_tools import check_files, every_other, lasting, make_input, nois
 from processes import RBDATA
 from ray_work import Slow, Task, Tasks, always_dies, breaks, dies_once, doubled, fails, leave_a_run, raises, square
 from rbdata.datasets.acquire import Listener, Request, download
-from rbdata.datasets.workers import open_engine
+from rbdata.datasets.workers import open_cluster
 from rbdata.datasets.workers.ray_cluster import AHEAD, RETRIES, RayEngine
 from rbdata.errors import FunctionError, MissingExtraError, RbdataError, UsageError, WorkerLostError
 from rbdata.storage.dataset import Dataset
@@ -146,9 +146,9 @@ def test_nobody_there():
 
 def test_no_ray_no_engine(monkeypatch):
     with pytest.raises(UsageError, match="there is no engine 'spark'"):
-        open_engine("spark", procs=1)
+        open_cluster("spark", procs=1, address=None)
     with pytest.raises(UsageError, match="an address is only for the engine ray"):
-        open_engine("local", procs=1, address="auto")
+        open_cluster("local", procs=1, address="auto")
     with pytest.raises(UsageError, match="an address is only for the engine ray"):
         rbdata.download("Pong/1", address="auto")
     monkeypatch.setitem(sys.modules, "ray", None)
