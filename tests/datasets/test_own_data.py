@@ -248,6 +248,31 @@ def test_columns_that_a_map_joins_are_not_stored_twice() -> None:
     assert rbdata.open_dataset("my/flag")["next", "terminated"].flatten().tolist() == [False, False, False, True]
 
 
+def test_a_map_joins_vectors_and_numbers_of_a_robot(tmp_path: Path) -> None:
+    """LeRobot's observation.state, of what robomimic has in several arrays."""
+    position = np.arange(24, dtype=np.float32).reshape(8, 3)
+    gripper, frames = np.arange(8, dtype=np.float32).reshape(8, 1), np.zeros((8, 4, 4, 3), np.uint8)
+    with h5py.File(tmp_path / "own.hdf5", "w") as file:
+        for number, rows in enumerate((slice(0, 5), slice(5, 8))):
+            group = file.create_group(f"data/demo_{number}")
+            group["obs/eef_pos"], group["obs/gripper"], group["obs/view"] = position[rows], gripper[rows], frames[rows]
+            group["actions"], group["speed"] = position[rows], gripper[rows, 0]
+    given: dict[str, Any] = {
+        "reward": 0,
+        "observation/state": "obs/eef_pos,obs/gripper,speed",
+        "observation/view": "obs/view",
+    }
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "own.hdf5", "my/robot", map=given, unknown_next="zero"))
+    np.testing.assert_array_equal(dataset["observation", "state"], np.concatenate([position, gripper, gripper], 1))
+    assert [len(dataset.episodes), dataset.schema["observation/view"].shape] == [2, (4, 4, 3)]
+    for entry, problem in (
+        ("obs/eef_pos,obs/view", r"joins obs/view, whose rows have the shape \[4, 4, 3\]"),
+        ("obs/eef_pos,obs/nothing", "there is no array obs/nothing"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            rbdata.convert(tmp_path / "own.hdf5", "my/other", map={**given, "observation/state": entry})
+
+
 def test_columns_are_joined_in_every_file_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     for number in range(12):

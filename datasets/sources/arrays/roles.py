@@ -293,7 +293,9 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
             message = f"{where}: the map's {value!r} gives {found[inner]} and {name} the same key, {key}{inner}"
             raise UsageError(message, hint="name each in its own entry, such as observation/NAME=NAME")
     if not found:
-        message = f"{where}: the map gives {key} as {value!r}, and there is no such array"
+        missing = [name for name in value.split(",") if name not in arrays]
+        which = "no such array" if missing == [value] else f"no array {missing[0]}"
+        message = f"{where}: the map gives {key} as {value!r}, and there is {which}"
         raise UsageError(message, hint=f"the arrays are {listed(arrays)}")
     return found
 

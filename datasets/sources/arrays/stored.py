@@ -99,7 +99,7 @@ class Hdf5Rows:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of one number per row, side by side: an array ``[n, columns]`` of their common dtype."""
+    """Arrays of numbers ``[n]`` and of vectors ``[n, k]``, side by side: an array ``[n, width]`` of their common dtype."""
 
     names: tuple[str, ...]
     columns: Sequence[Stored]
@@ -110,10 +110,15 @@ class Columns:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.columns[0].shape[0], len(self.columns))
+        return (self.columns[0].shape[0], sum(map(_width, self.columns)))
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        return np.stack([np.asarray(column[rows], self.dtype).reshape(-1) for column in self.columns], -1)
+        read = [np.asarray(column[rows], self.dtype).reshape(-1, _width(column)) for column in self.columns]
+        return np.concatenate(read, -1)
+
+
+def _width(column: Stored) -> int:
+    return int(np.prod(column.shape[1:]))
 
 
 class Concatenated:

@@ -103,10 +103,10 @@ def leave_out(tables: Sequence[Table], names: str) -> dict[str, str]:
 
 
 def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | float]:
-    """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, how many]``,
-    which the table gets. Entries stay as they are where the arrays are not of one number per row.
+    """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, width]``,
+    which the table gets. Names join numbers and vectors; a pattern joins numbers, and what else it stands for stays apart.
 
-    Raises UsageError for arrays with different numbers of rows, and for entries of other types.
+    Raises UsageError for arrays with other shapes, or with different numbers of rows, and for entries of other types.
     """
     _split_columns(table, given)
     plain: dict[str, str | float] = {}
@@ -122,14 +122,17 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
             every = (*table.values, *table.unreadable)
             names = sorted((name for name in every if is_named(name, value)), key=natural)
         columns = {name: table.values[name] for name in names if name in table.values}
-        is_several = not isinstance(value, str) or len(names) > 1 or "*" in value
-        if (
-            not is_several
-            or len(columns) < len(names)
-            or any(one.shape[1:] not in ((), (1,)) for one in columns.values())
-        ):
+        is_pattern = isinstance(value, str) and "*" in value
+        is_several = is_pattern or not isinstance(value, str) or len(names) > 1
+        stays = (is_pattern or len(names) == 1) and any(one.shape[1:] not in ((), (1,)) for one in columns.values())
+        if not is_several or len(columns) < len(names) or stays:
             plain[key] = ",".join(names) if not isinstance(value, str) else value
             continue
+        for name in (name for name, one in columns.items() if len(one.shape) > 2):
+            message = f"{table.name}: {key} joins {name}, whose rows have the shape {list(columns[name].shape[1:])}"
+            raise UsageError(
+                message, hint="numbers and vectors are joined; give others a key each, such as observation/NAME"
+            )
         if len({column.shape[:1] for column in columns.values()}) > 1:
             rows = ", ".join(f"{name} {column.shape[0]}" for name, column in columns.items())
             message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
