@@ -47,6 +47,7 @@ class Selection:
 
     episodes: Annotated[str | None, Option(metavar="LIST", help="Only these episodes, such as 0-99,150.")] = None
     min_return: Annotated[float | None, Option(metavar="X", help="Only episodes with at least this return.")] = None
+    min_length: Annotated[int | None, Option(metavar="N", help="Only episodes of at least so many steps.")] = None
     top: Annotated[str | None, Option(metavar="SHARE", help="Only the best episodes: 10%, or a number: 50.")] = None
     shuffle_episodes: Annotated[int | None, Option(metavar="SEED", help="Order the episodes by this seed.")] = None
 
@@ -59,7 +60,7 @@ class Selection:
         listed = parse_numbers(self.episodes, "--episodes", len(dataset.episodes))
         view = dataset if listed is None else dataset.select(episodes=listed)
         top = None if self.top is None else _parse_top(self.top)
-        numbers = np.flatnonzero(view.episodes.where(min_return=self.min_return, top=top))
+        numbers = np.flatnonzero(view.episodes.where(min_return=self.min_return, min_length=self.min_length, top=top))
         if not len(numbers):
             raise UsageError(f"no episode of {dataset.id} is selected", hint="rbdata inspect shows its returns")
         if self.shuffle_episodes is not None:

@@ -33,6 +33,7 @@ def two(tmp_path, monkeypatch):
         ("my/a --top 3", [17, 18, 19]),
         ("my/a --top 100%", [*range(20)]),
         ("my/a --min-return 15.5", [16, 17, 18, 19]),
+        ("my/a --min-length 5", [4, 9, 14, 19]),
         ("my/a --episodes 0-2,7", [0, 1, 2, 7]),
         ("my/a --episodes 0-9 --top 20%", [8, 9]),
         ("my/a my/b", [*range(20), *range(100, 120)]),
