@@ -315,7 +315,8 @@ class BlockCache:
                 future = self._running.get(block)
                 if future is None:
                     future = self._running[block] = self._pool.submit(self._load, block)
-                    future.add_done_callback(partial(_forget, self._running, block))
+                    # The future is the default of ``pop``: the block may be gone.
+                    future.add_done_callback(partial(self._running.pop, block))
             futures.append(future)
         errors = [future.exception() for future in futures]
         for error in errors:
@@ -395,10 +396,6 @@ class BlockCache:
             self._finished[0] = 1
 
 
-def _forget(running: dict[int, Future[None]], block: int, _: Future[None]) -> None:
-    running.pop(block, None)
-
-
 _caches: weakref.WeakSet[BlockCache] = weakref.WeakSet()
 
 
@@ -432,11 +429,8 @@ def _writing(folder: Path) -> Iterator[None]:
     except RbdataError:
         raise
     except OSError as error:
-        message = f"the cache folder {folder} cannot be written: {error.strerror}"
-        if is_full(error):
-            hint = "free some space, give a cache_limit, or choose another cache_dir"
-            raise DiskError(message, hint=hint) from error
-        raise DiskError(message, hint=_ANOTHER) from error
+        hint = "free some space, give a cache_limit, or choose another cache_dir" if is_full(error) else _ANOTHER
+        raise DiskError(f"the cache folder {folder} cannot be written: {error.strerror}", hint=hint) from error
 
 
 def _open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> int:
@@ -445,65 +439,53 @@ def _open_session(folder: Path, text: bytes, layout: BlockLayout, url: str) -> i
     Who is alone may set the folder up; all share the lock afterwards.
     """
     wanted = {"manifest": crc32c(text), "block_bytes": layout.block_bytes, "blocks": layout.count}
-    with _writing(folder):
+    ours = {"format": FORMAT, "version": VERSION}
+    with _writing(folder), contextlib.ExitStack() as failed:
         folder.mkdir(parents=True, exist_ok=True)
         session = os.open(folder / ".rbdata-session", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            while True:
-                try:
-                    fcntl.flock(session, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _set_up(folder, wanted, layout, url)
-                except BlockingIOError:
-                    pass
+        failed.callback(os.close, session)
+        while True:
+            try:
+                fcntl.flock(session, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_alone = True
+            except BlockingIOError:
                 fcntl.flock(session, fcntl.LOCK_SH)
-                facts = _read_header(folder, layout)
-                if facts is None:
-                    continue  # who set it up has failed
-                _check_same(folder, facts, wanted, url)
-                if facts["boot"] != _boot():
-                    hint = "choose a cache_dir on a disk of this machine"
-                    raise DiskError(f"{folder} is used by another machine", hint=hint)
-                return session
-        except BaseException:
-            os.close(session)
-            raise
-
-
-def _set_up(folder: Path, wanted: dict[str, Any], layout: BlockLayout, url: str) -> None:
-    facts, states = _read_header(folder, layout), bytes(layout.count)
-    if facts is not None:
-        _check_same(folder, facts, wanted, url)
-        if facts["boot"] == _boot():
-            return
-        states = (folder / BLOCKS_FILE).read_bytes()[_HEADER:]
-    _make_files(folder, layout, keep=facts is not None)
-    header = json.dumps({"format": FORMAT, "version": VERSION, **wanted, "url": url[:300], "boot": _boot()}).encode()
-    # Written in full: on a full disk, writing to the map of a hole kills the process.
-    write_atomically(folder / BLOCKS_FILE, header.ljust(_HEADER, b"\0") + states)
-
-
-def _read_header(folder: Path, layout: BlockLayout) -> dict[str, Any] | None:
-    """The facts of a cache; None if there are none, or they were cut by a crash."""
-    path = folder / BLOCKS_FILE
-    try:
-        with path.open("rb") as file:
-            facts = json.loads(file.read(_HEADER - 1).rstrip(b"\0"))
-            if not isinstance(facts, dict) or facts.get("format") != FORMAT or "boot" not in facts:
-                return None
-            if facts.get("version") != VERSION:
+                is_alone = False
+            facts = _read_header(folder / BLOCKS_FILE)
+            if facts and any(facts.get(name) != value for name, value in ours.items()):
                 message = f"{folder} is a cache of version {facts.get('version')}, this rbdata reads {VERSION}"
                 raise DiskError(message, hint=_ANOTHER)
-            return facts if os.fstat(file.fileno()).st_size == _HEADER + int(facts["blocks"]) else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError, OverflowError):
-        return None
+            if facts and any(facts.get(name) != value for name, value in wanted.items()):
+                known = facts.get("url")
+                what = f"an earlier version of {url}" if known == url[:300] else f"another dataset, {known}"
+                raise DiskError(f"{folder} is the cache of {what}", hint=_ANOTHER)
+            is_ready = facts.get("boot") == _boot()
+            if is_alone and not is_ready:
+                _set_up(folder, {**ours, **wanted, "url": url[:300], "boot": _boot()}, layout, is_old=bool(facts))
+            elif facts and not is_ready:
+                hint = "choose a cache_dir on a disk of this machine"
+                raise DiskError(f"{folder} is used by another machine", hint=hint)
+            if is_alone or is_ready:  # else who set it up has failed
+                fcntl.flock(session, fcntl.LOCK_SH)
+                failed.pop_all()
+                return session
 
 
-def _check_same(folder: Path, facts: dict[str, Any], wanted: dict[str, Any], url: str) -> None:
-    if any(facts.get(name) != value for name, value in wanted.items()):
-        what = (
-            f"an earlier version of {url}" if facts.get("url") == url[:300] else f"another dataset, {facts.get('url')}"
-        )
-        raise DiskError(f"{folder} is the cache of {what}", hint=_ANOTHER)
+def _set_up(folder: Path, facts: dict[str, Any], layout: BlockLayout, *, is_old: bool) -> None:
+    states = (folder / BLOCKS_FILE).read_bytes()[_HEADER:] if is_old else bytes(layout.count)
+    _make_files(folder, layout, keep=is_old)
+    # Written in full: on a full disk, writing to the map of a hole kills the process.
+    write_atomically(folder / BLOCKS_FILE, json.dumps(facts).encode().ljust(_HEADER, b"\0") + states)
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    """The facts of a cache; empty if there are none, or they were cut by a crash."""
+    try:
+        with path.open("rb") as file:
+            facts: dict[str, Any] = json.loads(file.read(_HEADER - 1).rstrip(b"\0"))
+            return facts if os.fstat(file.fileno()).st_size == _HEADER + facts["blocks"] else {}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _make_files(folder: Path, layout: BlockLayout, *, keep: bool) -> None:
