@@ -16,6 +16,7 @@ import io
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,33 +48,12 @@ def is_jpeg(data: bytes | memoryview) -> bool:
     return data[:3] == _MAGIC
 
 
-def frame_shape(data: bytes, where: str) -> tuple[int, ...]:
-    """Height, width and, for colour, channels of one JPEG; reads its header only. Raises CorruptSourceError."""
-    image = _open(data, f"{where}: a frame", ["JPEG"])
-    bands = len(image.getbands())
-    check_row_bytes(image.height * image.width * bands, where)
-    return (image.height, image.width) if bands == 1 else (image.height, image.width, bands)
-
-
-def decode_jpegs(frames: Sequence[bytes], shape: tuple[int, ...], where: str) -> np.ndarray:
-    """JPEGs as uint8 ``[n, *shape]``. Raises CorruptSourceError for one that is damaged or of another size."""
-    rows = np.empty((len(frames), *shape), np.uint8)
-    for number, data in enumerate(frames):
-        here = f"{where}: frame {number}"
-        image = _open(data, here, ["JPEG"])
-        found = (image.height, image.width, len(image.getbands()))
-        if int(np.prod(found)) != rows[number].size:
-            raise CorruptSourceError(f"{here} has shape {found}, the first one {shape}", hint=_ONE_SIZE)
-        with _damage_reported(here, "is not a valid JPEG"):
-            rows[number] = np.asarray(image).reshape(shape)
-    return rows
-
-
-def picture_size(data: bytes | memoryview, where: str) -> tuple[int, int]:
-    """Height and width of one picture; reads its header only. Raises CorruptSourceError."""
+def picture_shape(data: bytes | memoryview, where: str) -> tuple[int, int, int]:
+    """Height, width and channels of one picture; reads its header only. Raises CorruptSourceError."""
     image = _open(bytes(data), where)
-    check_row_bytes(image.height * image.width, where)
-    return image.height, image.width
+    shape = image.height, image.width, len(image.getbands())
+    check_row_bytes(prod(shape), where)
+    return shape
 
 
 def decode_pictures(

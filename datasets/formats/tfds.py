@@ -33,7 +33,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError, UsageError, reason
 from .limits import REFETCH, check_row_bytes
-from .pictures import decode_pictures, encode_png, picture_size
+from .pictures import decode_pictures, encode_png, picture_shape
 from .tfrecord import Lists, Value, WireError, encode_example, encode_record
 
 #: The sequence that makes a record an episode.
@@ -344,8 +344,8 @@ def _shape(feature: TfdsFeature, strings: Sequence[bytes], where: str) -> tuple[
     """The shape of a value, or of an element; for pictures that do not state it, the shape of the first picture."""
     shape = feature.shape
     if None in shape and strings:
-        found = picture_size(strings[0], f"{where}: picture 0")
-        shape = (*(size or seen for size, seen in zip(shape, found)), shape[2])
+        found = picture_shape(strings[0], f"{where}: picture 0")
+        shape = (*(size or seen for size, seen in zip(shape[:2], found)), shape[2])
         check_row_bytes(prod(size or 1 for size in shape) * np.dtype(feature.dtype).itemsize, where)
     return tuple(size or 0 for size in shape)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from ....errors import CorruptSourceError, SchemaError, UsageError
 from ....storage.schema import clean_keys
-from ...formats.pictures import decode_jpegs, frame_shape, is_jpeg
+from ...formats.pictures import decode_pictures, is_jpeg, picture_shape
 from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, outcomes
 from ...ingest.records import count_notes, name_left_out
 from ...ingest.spaces import (
@@ -72,7 +72,8 @@ class ColumnSource:
             values = files.read(episode, self.path, low + skip, stop + skip)
             where = f"{name}: {column.key} of episode {episode}"
             if self.kind == "jpeg":
-                values = decode_jpegs([bytes(value) for value in values], column.shape, where)
+                height, width, channels = (*_squeezed(column.shape), 1)[:3]
+                values = np.concatenate([*decode_pictures(values, (height, width, channels), "uint8", where)])
             elif self.kind == "text":
                 values = text_rows(values, column.shape[0], where)
             values = cast_rows(np.asarray(values).reshape(stop - low, *column.shape), column.dtype, where, low)
@@ -230,7 +231,7 @@ class _SpaceColumn:
             shape = wanted
         may_be_jpeg = (dtype is None and not found.why) or (dtype == np.uint8 and len(shape) == 1 and shape != wanted)
         if kind == "numbers" and may_be_jpeg and is_jpeg(first := bytes(files.read(episode, self.path, 0, 1)[0])):
-            kind, shape, dtype = "jpeg", frame_shape(first, where), np.dtype("uint8")
+            kind, shape, dtype = "jpeg", picture_shape(first, where), np.dtype("uint8")
         if found.why or (kind == "text") != (dtype is None):
             what = found.why or ("it holds bytes" if dtype is None else f"it holds {dtype}")
             raise CorruptSourceError(f"{where} is not of its space ({self.leaf.space['type']}): {what}")

@@ -15,7 +15,7 @@ from rbdata.datasets.formats import limits
 from rbdata.datasets.formats.arff import ArffTable
 from rbdata.datasets.formats.limits import LARGEST_ROW, check_row_bytes, check_rows, most_unpacked
 from rbdata.datasets.formats.npy import Expected, NpyStream
-from rbdata.datasets.formats.pictures import frame_shape
+from rbdata.datasets.formats.pictures import picture_shape
 from rbdata.errors import CorruptSourceError
 
 
@@ -114,7 +114,7 @@ def test_a_picture_that_declares_a_wall():
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = b"\xff\xff\xff\xff"
     with pytest.raises(CorruptSourceError):
-        frame_shape(bytes(data), "x")
+        picture_shape(bytes(data), "x")
 
 
 HEAD = "@relation x\n@attribute a numeric\n@attribute b {x, y}\n@data\n"

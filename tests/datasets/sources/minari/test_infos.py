@@ -460,7 +460,7 @@ def test_a_damaged_frame(tmp_path):
     with file_of("tests/jpeg-v0") as file:
         rows = file["episode_1/observations"]
         rows[2] = np.frombuffer(b"\xff\xd8\xff" + b"nonsense" * 20, np.uint8)
-    with pytest.raises(CorruptSourceError, match=r"observation of episode 1: (frame \d|a frame) is not a valid JPEG"):
+    with pytest.raises(CorruptSourceError, match=r"observation of episode 1: picture \d is not a valid PNG or JPEG"):
         convert(tmp_path / "root", "tests/jpeg-v0")
 
 
