@@ -73,7 +73,7 @@ class ArffTable:
             attribute.values[0] if attribute.values else ("0" if attribute.kind == "numeric" else "")
             for attribute in self.attributes
         ]
-        self._codes = [{value: code for code, value in enumerate(attribute.values)} for attribute in self.attributes]
+        self._codes = [_codes(attribute.values) for attribute in self.attributes]
 
     def blocks(self, rows: int = 4096) -> Iterator[list[ColumnValues]]:
         """Up to ``rows`` rows at a time, one column for each attribute. Raises CorruptSourceError, naming the line."""
@@ -183,39 +183,36 @@ class ArffTable:
         return row
 
     def _column(self, index: int, values: Sequence[str | None], numbers: Sequence[int]) -> ColumnValues:
-        attribute = self.attributes[index]
-        if attribute.kind == "numeric":
-            with suppress(TypeError, ValueError):
-                text = "".join(values)  # type: ignore[arg-type]
-                if text.isascii() and "_" not in text:  # Python accepts other digits, and 1_000
-                    return np.array(list(map(float, values)), np.float64)  # type: ignore[arg-type]
-            return np.array([self._number(*pair, attribute) for pair in zip(values, numbers)], np.float64)
+        attribute, codes = self.attributes[index], self._codes[index]
+        if attribute.kind == "string":
+            return None
         if attribute.kind == "nominal":
-            codes = self._codes[index]
             with suppress(KeyError):
-                return np.array([codes[value] for value in values], np.int64)  # type: ignore[index]
-            return np.array([self._code(*pair, attribute, codes) for pair in zip(values, numbers)], np.int64)
-        return None
-
-    def _number(self, value: str | None, number: int, attribute: Attribute) -> float:
-        if value is None or value == "?":
-            return np.nan
-        try:
-            if "_" in value or not value.isascii():
-                raise ValueError("digits are 0 to 9")
-            return float(value)
-        except ValueError as error:
-            raise self._error(number, f"{attribute.name!r} is numeric, {value[:40]!r} is not a number") from error
-
-    def _code(self, value: str | None, number: int, attribute: Attribute, codes: dict[str, int]) -> int:
-        if value is None or (value == "?" and "?" not in codes):
-            return -1
-        if value not in codes:
-            raise self._error(number, f"{value[:40]!r} is not among the declared values of {attribute.name!r}")
-        return codes[value]
+                return np.array([codes[value] for value in values], np.int64)
+            wrong = next(row for row, value in enumerate(values) if value not in codes)
+            what = f"{str(values[wrong])[:40]!r} is not among the declared values of {attribute.name!r}"
+            raise self._error(numbers[wrong], what)
+        texts = ["nan" if value is None or value == "?" else value for value in values]
+        if (found := _to_numbers(texts)) is not None:
+            return np.array(found, np.float64)
+        wrong = next(row for row, text in enumerate(texts) if _to_numbers([text]) is None)
+        raise self._error(numbers[wrong], f"{attribute.name!r} is numeric, {texts[wrong][:40]!r} is not a number")
 
     def _error(self, number: int, what: str) -> CorruptSourceError:
         return CorruptSourceError(f"{self._name}, line {number}: {what[:_LONGEST_MESSAGE]}")
+
+
+def _codes(values: Sequence[str]) -> dict[str | None, int]:
+    """The codes of nominal values; a missing one is an unquoted question mark, or a quoted one that is not declared."""
+    return {None: -1, "?": -1, **{value: code for code, value in enumerate(values)}}
+
+
+def _to_numbers(texts: Sequence[str]) -> list[float] | None:
+    """Texts as numbers, None if one is not: Python accepts other digits, and 1_000."""
+    text = "".join(texts)
+    with suppress(ValueError):
+        return list(map(float, texts)) if text.isascii() and "_" not in text else None
+    return None
 
 
 def _first_text(groups: Sequence[Any]) -> str:

@@ -55,54 +55,31 @@ class NpyStream:
     ) -> None:
         self._most_rows, self._file = most_rows, io.BufferedReader(StreamFile(pieces))
         self._name = name
-        stored, self.shape = self._header(expected)
-        self._swap = not stored.isnative
-        self.dtype = stored.newbyteorder("=")
+        self._stored, self.shape = self._header(expected)
+        self.dtype = self._stored.newbyteorder("=")
         self.rows = self.shape[0] if self.shape else 1
-        self.row_bytes = int(np.prod(self.shape[1:], dtype=np.int64)) * stored.itemsize
+        self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
 
-    def read_into(self, buffer: memoryview) -> int:
-        """Fill a byte buffer as far as the stream goes; returns how many bytes it got."""
-        return self._file.readinto(buffer)
-
-    def blocks(self, rows: int, spare: int = 0) -> Iterator[tuple[int, int, np.ndarray]]:
-        """Yield ``(first row, rows, bytes)`` for blocks of rows; a fresh uint8 array each, with ``spare`` more rows of zeros.
+    def blocks(self, rows: int, spare: int = 0) -> Iterator[np.ndarray]:
+        """Up to ``rows`` rows at a time, ``[k, *row]``, in native byte order; new arrays that end in ``spare`` rows of zeros.
 
         Raises CorruptSourceError at the end when the stream was shorter or longer than the header said.
         """
         for first in range(0, self.rows, rows):
-            count = min(rows, self.rows - first)
-            block = np.empty((count + spare) * self.row_bytes, np.uint8)
-            block[count * self.row_bytes :] = 0
-            wanted = count * self.row_bytes
-            got = self.read_into(block.data[:wanted])
-            if got < wanted:
+            wanted = min(rows, self.rows - first) * self.row_bytes
+            block = np.empty(wanted + spare * self.row_bytes, np.uint8)
+            block[wanted:] = 0
+            if (got := self._file.readinto(block.data[:wanted])) < wanted:
                 have = first + got // self.row_bytes
                 raise self._error(f"is cut short: {have} whole rows instead of {self.rows}")
-            yield first, count, block
-        self.finish()
-
-    def finish(self) -> None:
-        """Check that nothing follows the last row."""
+            yield block.view(self._stored).astype(self.dtype, copy=False).reshape(-1, *self.shape[1:])
         if self._file.read(1):
             raise self._error(f"is longer than its header says ({self.rows} rows)")
 
-    def arrays(self, rows: int) -> Iterator[np.ndarray]:
-        """The rows in blocks ``[k, ...]``, native byte order. Raises as `blocks`."""
-        for _, count, block in self.blocks(rows):
-            yield self._native(block).reshape(count, *self.shape[1:])
-
     def array(self) -> np.ndarray:
         """The whole array, native byte order."""
-        data = np.empty(self.rows * self.row_bytes, np.uint8)
-        got = self.read_into(data.data)
-        if got < len(data):
-            raise self._error(f"is cut short: {got} bytes instead of {len(data)}")
-        self.finish()
-        return self._native(data).reshape(self.shape)
-
-    def _native(self, data: np.ndarray) -> np.ndarray:
-        return data.view(self.dtype.newbyteorder("S")).astype(self.dtype) if self._swap else data.view(self.dtype)
+        (block,) = self.blocks(self.rows)
+        return block.reshape(self.shape)
 
     def _header(self, expected: Expected | None) -> tuple[np.dtype, tuple[int, ...]]:
         shape, fortran, dtype = read_header(self._file, self._name)
@@ -187,7 +164,7 @@ class NpzArchive(ZipArchive):
         """The rows of an array in blocks of some megabytes, in order."""
         stream = self._open(key)
         check_row_bytes(stream.row_bytes, f"{self.name}: {key}")
-        yield from map(plain_bools, stream.arrays(max(1, _BLOCK_BYTES // max(1, stream.row_bytes))))
+        yield from map(plain_bools, stream.blocks(max(1, _BLOCK_BYTES // max(1, stream.row_bytes))))
 
     def rows(self, key: str) -> NpzRows:
         """The rows of an array in order, cut where the caller likes."""

@@ -12,6 +12,7 @@ import io
 import os
 import struct
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from gzip import BadGzipFile
 from itertools import chain
@@ -23,8 +24,6 @@ from .limits import REFETCH, most_unpacked
 
 _PIECE = 1 << 18
 _MAGIC = b"\x1f\x8b"
-#: Packed bytes of a zip archive that are passed to the decoder at once.
-_GIVEN = 1 << 16
 _DAMAGED = f"the file is damaged: {REFETCH}"
 
 
@@ -78,8 +77,8 @@ def gunzip(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
 
 # -- zip ---------------------------------------------------------------------------------------------------------------
 
-#: A local header: signature, and after 22 other bytes the lengths of name and extra field.
-_LOCAL = struct.Struct("<4s22x2H")
+#: A local header: after 26 other bytes the lengths of name and extra field.
+_LOCAL = struct.Struct("<26x2H")
 _ENCRYPTED = 1
 #: What `zipfile` raises for files that are no zip archives.
 _UNREADABLE = (zipfile.BadZipFile, EOFError, ValueError, OverflowError, NotImplementedError, struct.error)
@@ -126,8 +125,7 @@ class ZipArchive:
         from isal.isal_zlib import crc32
 
         entry, size, checksum = self.members[member], 0, 0
-        pieces = self._stored(entry) if entry.compress_type == zipfile.ZIP_STORED else self._inflated(entry)
-        for piece in pieces:
+        for piece in self._packed(entry) if self.place_if_stored(member) else self._inflated(entry):
             size, checksum = size + len(piece), crc32(piece, checksum)
             if size > entry.file_size:
                 break
@@ -136,15 +134,11 @@ class ZipArchive:
             what = "size" if size != entry.file_size else "checksum"
             raise CorruptSourceError(f"{self.name}: {member} is damaged: its {what} is another one", hint=_DAMAGED)
 
-    def is_stored(self, member: str) -> bool:
-        """Whether the bytes of a member are in the file as they are."""
-        return self.members[member].compress_type == zipfile.ZIP_STORED
-
-    def place(self, member: str) -> tuple[int, int]:
-        """Where the bytes of a member begin and end in the file, packed or not. Raises CorruptSourceError."""
+    def place_if_stored(self, member: str) -> tuple[int, int] | None:
+        """Where the bytes of a member begin and end in the file; None where they are packed. Raises CorruptSourceError."""
         entry = self.members[member]
         begin = self._begin(entry)
-        return begin, begin + entry.compress_size
+        return None if entry.compress_type else (begin, begin + entry.compress_size)
 
     def _add(self, entry: zipfile.ZipInfo) -> None:
         name = entry.filename
@@ -156,45 +150,38 @@ class ZipArchive:
             raise CorruptSourceError(f"{self.name} has two members called {name[:200]!r}")
         self.members[name] = entry
 
-    def _stored(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+    def _packed(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+        """The bytes of a member as they are in the file. Several members may be read in turns."""
         at, left = self._begin(entry), entry.compress_size
         while data := self._bytes(at, min(left, _PIECE)):
             at, left = at + len(data), left - len(data)
             yield data
 
     def _inflated(self, entry: zipfile.ZipInfo) -> Iterator[bytes]:
-        from isal import igzip_lib
+        from isal import isal_zlib
 
-        damaged: Any = igzip_lib.IsalError
-        at, left = self._begin(entry), entry.compress_size
-        inflater, data = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE), b""
-        while not inflater.eof:
-            if inflater.needs_input:
-                data = self._bytes(at, min(left, _GIVEN))
-                at, left = at + len(data), left - len(data)
-            try:
+        damaged: Any = isal_zlib.error
+        inflater = isal_zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            for data in self._packed(entry):
                 piece = inflater.decompress(data, _PIECE)
-            except damaged as error:
-                message = f"{self.name}: {entry.filename} is damaged: {error}"
-                raise CorruptSourceError(message, hint=_DAMAGED) from error
-            if not piece and not data and not inflater.eof:
-                return  # it has no end: its size is too small
-            data = b""
-            if piece:
-                yield piece
+                while piece:
+                    yield piece
+                    piece = inflater.decompress(inflater.unconsumed_tail, _PIECE)
+        except damaged as error:
+            raise CorruptSourceError(f"{self.name}: {entry.filename} is damaged: {error}", hint=_DAMAGED) from error
 
     def _begin(self, entry: zipfile.ZipInfo) -> int:
-        """Where the packed bytes of a member begin."""
+        """Where the bytes of a member begin in the file. Raises CorruptSourceError."""
         where = f"{self.name}: {entry.filename}"
         if entry.flag_bits & _ENCRYPTED or entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             how = "encrypted" if entry.flag_bits & _ENCRYPTED else f"packed by method {entry.compress_type}"
             raise CorruptSourceError(f"{where} is {how}; stored and deflated members are read")
         # zipfile trusts the position that a damaged end of the directory states: offsets may be negative.
         head = self._bytes(entry.header_offset, _LOCAL.size) if 0 <= entry.header_offset < self.size else b""
-        signature, name, extra = _LOCAL.unpack(head) if len(head) == _LOCAL.size else (b"", 0, 0)
-        if signature != b"PK\x03\x04":
+        if len(head) < _LOCAL.size or not head.startswith(b"PK\x03\x04"):
             raise CorruptSourceError(f"{where} is not where the archive says", hint=_DAMAGED)
-        return entry.header_offset + _LOCAL.size + name + extra
+        return entry.header_offset + _LOCAL.size + sum(_LOCAL.unpack(head))
 
     def _bytes(self, at: int, count: int) -> bytes:
         self._file.seek(at)

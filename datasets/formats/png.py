@@ -32,8 +32,8 @@ _AT_ONCE = 64
 #: Filter byte and pixels of a row.
 _SCANLINE = 1 + SIDE
 _UNPACKED = SIDE * _SCANLINE
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _COLOURS = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGBA"}
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 class PngError(ValueError):
@@ -92,8 +92,6 @@ def _unpack(picture: bytes | memoryview) -> bytes:
             pixels.append(view[at + 8 : end - 4])
         elif kind == b"IEND":
             ended = True
-        elif not kind[0] & 0x20:  # a capital letter: must be understood
-            raise ValueError(f"the PNG has a chunk {kind!r}, which a grey one cannot have")
         at = end
     damaged: Any = igzip_lib.error
     inflate = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_ZLIB)
@@ -122,10 +120,10 @@ _HEAD = _head(SIDE)
 def _why_not_a_frame(view: memoryview) -> str:
     if view[: len(_SIGNATURE)] != _SIGNATURE:
         return f"not a PNG: it begins with {bytes(view[:8])!r}"
-    if len(view) < len(_HEAD) or bytes(view[12:16]) != b"IHDR":
+    if len(view) < len(_HEAD):
         return "the PNG has no header"
     width, height, depth, colour, _, _, interlaced = struct.unpack(">IIBBBBB", view[16:29])
-    if (width, height, depth, colour, interlaced) == (SIDE, SIDE, 8, 0, 0):
-        return "the header of the PNG is damaged"
-    about = f"the PNG is {width}x{height}, {depth}-bit {_COLOURS.get(colour, f'colour type {colour}')}"
-    return f"{about}; frames are {SIDE}x{SIDE}, 8-bit grey, not interlaced"
+    about = (
+        f"{width}x{height}, {depth}-bit {_COLOURS.get(colour, f'colour type {colour}')}{', interlaced' * interlaced}"
+    )
+    return f"the PNG is {about}, or its header is damaged; frames are {SIDE}x{SIDE}, 8-bit grey, not interlaced"

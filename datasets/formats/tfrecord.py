@@ -20,6 +20,7 @@ The payload is a protocol buffer message (tensorflow/core/example/{example,featu
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...errors import CorruptSourceError
+from .packed import StreamFile
 
 #: The longest episode of RL Unplugged (27,000 frames) takes about 60 MB; what claims more than this is not such a file.
 _LONGEST_RECORD = 1 << 27
@@ -64,19 +66,9 @@ def read_records(pieces: Iterable[bytes], name: str, longest: int = _LONGEST_REC
     Raises CorruptSourceError, naming the file, the record and its offset, when a checksum does not match or the stream
     ends inside a record.
     """
-    source, unread = iter(pieces), bytearray()
-
-    def take(count: int) -> bytes:
-        """The next bytes; fewer at the end of the stream. Grows with what arrives: a length alone claims no memory."""
-        while len(unread) < count and (piece := next(source, b"")):
-            unread.extend(piece)
-        with memoryview(unread) as view:
-            taken = bytes(view[:count])
-        del unread[:count]
-        return taken
-
+    file = io.BufferedReader(StreamFile(pieces))
     number = offset = 0
-    while head := take(12):
+    while head := file.read(12):
         where = f"{name}: record {number} (at byte {offset} of the unpacked file)"
         if len(head) < 12:
             raise CorruptSourceError(f"{where} is cut short: {len(head)} bytes are left", hint=_DAMAGED)
@@ -84,8 +76,8 @@ def read_records(pieces: Iterable[bytes], name: str, longest: int = _LONGEST_REC
         if masked_crc32c(head[:8]) != stated:
             raise CorruptSourceError(f"{where}: the checksum of its length does not match", hint=_DAMAGED)
         if length > longest:
-            raise CorruptSourceError(f"{where} claims to be {length} bytes long", hint=_DAMAGED)
-        payload, tail = take(length), take(4)
+            raise CorruptSourceError(f"{where} claims to be {length} bytes long, of at most {longest}", hint=_DAMAGED)
+        payload, tail = file.read(length), file.read(4)
         if len(payload) < length or len(tail) < 4:
             message = f"{where} is cut short: {len(payload) + len(tail)} of {length + 4} bytes are there"
             raise CorruptSourceError(message, hint=_DAMAGED)

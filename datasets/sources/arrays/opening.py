@@ -157,9 +157,9 @@ def _open_npz(path: Path, scratch: Path) -> Table:
 
 def _member_rows(path: Path, archive: ZipArchive, member: str, scratch: Path) -> FileRows:
     """An array of an archive: read where it is stored, else unpacked first. Either way its checksum is compared."""
-    if archive.is_stored(member):
+    if place := archive.place_if_stored(member):
         deque(archive.stream(member), 0)
-        return npy_rows(path, *archive.place(member))
+        return npy_rows(path, *place)
     scratch.mkdir(parents=True, exist_ok=True)
     handle, unpacked = mkstemp(".npy", dir=scratch)
     with os.fdopen(handle, "wb") as target:

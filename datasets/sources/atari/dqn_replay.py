@@ -60,7 +60,8 @@ def _frame_blocks(
 ) -> Iterator[tuple[int, Iterable[tuple[int, int, np.ndarray]]]]:
     """The rows of an observation object, and its blocks: ``(first, count, frames)``, with a row of zeros after the rows."""
     npy = NpyStream(gunzip(read_ahead(source, 16), obj.url), _FRAMES, obj.url)
-    blocks = ((first, count, block.reshape(-1, *FRAME)) for first, count, block in npy.blocks(BLOCK_ROWS, spare=1))
+    numbered = enumerate(npy.blocks(BLOCK_ROWS, spare=1))
+    blocks = ((number * BLOCK_ROWS, len(frames) - 1, frames) for number, frames in numbered)
     with closing(read_ahead(blocks, 2)) as ahead:
         yield npy.rows, ahead
 

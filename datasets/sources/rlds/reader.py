@@ -17,7 +17,7 @@ last rows (`_is_real`); one episode does not tell, since one that failed may wel
 
 from __future__ import annotations
 
-import sys
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -362,7 +362,7 @@ _LONGER = (
 def _records(raw: RawInput) -> Iterator[tuple[str, Lists]]:
     """Where each record is, and its lists."""
     with raw.file.open("rb") as file:
-        for record in read_records(iter(lambda: file.read(1 << 20), b""), raw.name, sys.maxsize):
+        for record in read_records(iter(lambda: file.read(1 << 20), b""), raw.name, os.fstat(file.fileno()).st_size):
             where = f"{raw.name}: record {record.number} (at byte {record.offset})"
             try:
                 lists = Lists(record.payload)

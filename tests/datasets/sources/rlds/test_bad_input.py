@@ -188,7 +188,7 @@ def test_a_record_that_claims_to_be_longer_than_the_file(tmp_path):
     file = file_of(write(tmp_path / "raw"))
     length = (1 << 40).to_bytes(8, "little")
     file.write_bytes(length + framed(length)[20:24] + b"x" * 100)
-    fails(tmp_path / "raw", tmp_path, CorruptSourceError, "cut short", file.name)
+    fails(tmp_path / "raw", tmp_path, CorruptSourceError, "claims to be 1099511627776 bytes", file.name)
 
 
 def test_a_record_that_is_no_example(tmp_path):
