@@ -2,7 +2,7 @@
 H.264, as lerobot and browsers read it, which is lossy.
 
 `Video` lists the packets of a file first, which takes no decoding: they tell how many frames there are, and when each is shown.
-Every frame decoded is compared with that list, so that a frame that is missing, damaged or in another place is an error.
+Every frame that is given is compared with that list, so that one that is missing, damaged or in another place is an error.
 FFmpeg trusts its input: read in a worker process (`workers`).
 """
 
@@ -52,16 +52,16 @@ class Video:
         #: One for all frames: setting up the conversion of a frame takes longer than a small frame.
         self._converter = VideoReformatter()
         self._open()
-        times, is_key = array("q"), bytearray()
+        times, keys = array("q"), array("q")
         with self._sound("the file"):
             for packet in self._container.demux(self._stream):
                 if packet.pts is not None and not packet.is_discard:
                     times.append(packet.pts)
-                    is_key.append(packet.is_keyframe)
-        shown_at = np.frombuffer(times, np.int64) if times else np.zeros(0, np.int64)
-        self._pts = np.sort(shown_at)
-        #: Frames at which decoding can begin.
-        self._entries = np.searchsorted(self._pts, shown_at[_entries(shown_at, np.array(is_key, bool))])
+                    if packet.is_keyframe:
+                        keys.append(packet.pts)
+        self._pts = np.sort(np.array(times, np.int64))
+        #: Frames at which decoding may begin.
+        self._keys = np.searchsorted(self._pts, np.sort(np.array(keys, np.int64)))
         if (np.diff(self._pts) == 0).any():
             raise self._corrupt("two frames are shown at the same time")
         self.frames = len(self._pts)
@@ -117,9 +117,8 @@ class Video:
 
     def _seek(self, low: int) -> None:
         """Have the decoder begin at frame ``low`` or before."""
-        before = self._entries[self._entries <= low]
-        best = int(before[-1]) if len(before) else 0
-        if self._next <= low and best <= self._next:
+        best = int(max(self._keys[self._keys <= low], default=0))
+        if best <= self._next <= low:
             return
         self._open()
         if best:
@@ -130,29 +129,28 @@ class Video:
     def _decode(self, number: int) -> np.ndarray:
         """Frame ``number``, which the decoder has not passed yet."""
         try:
-            while self._next < number:
-                self._decode_next()
-            frame = self._decode_next()
+            frame = self._decode_up_to(number)
         except CorruptSourceError:
             if not self._sought:
                 raise
             # Key frames that refer to frames before them cannot be decoded alone; the file does not mark them.
             self._open()
-            return self._decode(number)
+            frame = self._decode_up_to(number)
         with self._sound(f"frame {number}"):
             pixels: np.ndarray = self._converter.reformat(frame, format=self._pixels).to_ndarray()
         if pixels.size != int(np.prod(self.shape)):
             raise self._corrupt(f"frame {number} has {frame.height}x{frame.width} pixels, not {self.shape[:2]}")
         return pixels.reshape(self.shape)
 
-    def _decode_next(self) -> Any:
-        with self._sound(f"frame {self._next}"):
-            frame = next(self._decoded, None)
+    def _decode_up_to(self, number: int) -> Any:
+        """Frame ``number`` as it is decoded; those before it are passed over."""
+        with self._sound(f"frame {number}"):
+            frame = next((one for one in self._decoded if one.pts is None or one.pts >= self._pts[number]), None)
         if frame is None:
-            raise self._corrupt(f"it ends before frame {self._next} of {self.frames}")
-        if frame.pts != self._pts[self._next] or frame.is_corrupt:
-            raise self._corrupt(f"frame {self._next} is damaged")
-        self._next += 1
+            raise self._corrupt(f"it ends before frame {number} of {self.frames}")
+        if frame.pts != self._pts[number] or frame.is_corrupt:
+            raise self._corrupt(f"frame {number} is damaged")
+        self._next = number + 1
         return frame
 
     @contextmanager
@@ -169,16 +167,6 @@ class Video:
 
     def _corrupt(self, why: str) -> CorruptSourceError:
         return CorruptSourceError(f"{self.name} is not a valid video: {why}", hint=REFETCH)
-
-
-def _entries(shown_at: np.ndarray, is_key: np.ndarray) -> np.ndarray:
-    """Packets (by their place in the file) at which decoding can begin: all packets before them are shown earlier, all packets
-    after them later. Packets lie in the order in which they are decoded."""
-    if not len(shown_at):
-        return np.zeros(0, np.int64)
-    lowest_behind = np.minimum.accumulate(shown_at[::-1])[::-1]
-    highest_before = np.maximum.accumulate(shown_at)
-    return np.flatnonzero(is_key & (shown_at == lowest_behind) & (shown_at == highest_before))
 
 
 def resize(frames: np.ndarray, size: tuple[int, int]) -> np.ndarray:
