@@ -17,6 +17,11 @@ from rbdata.cli.console import out
 gc.disable()
 
 
+def pytest_collection_modifyitems(items):
+    """What waits most comes first: a Ray that is started with other tests left to run beside it, and in one worker."""
+    items.sort(key=lambda item: item.path.name != "test_ray_cluster.py")
+
+
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()

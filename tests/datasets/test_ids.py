@@ -110,7 +110,7 @@ def test_a_provider_s_dataset_is_compared_with_the_same_one_of_a_mirror(here, ca
             rewards = np.load(raw)
         with gzip.open(file, "wb") as out:
             np.save(out, rewards * 2)
-    words = ["download", "Breakout/1", "--procs", "1", "-q"]
+    words = ["download", "Breakout/1", "--procs", "0", "-q"]
     for root, place, codec in (("lab", "changed", "raw"), ("small", "changed", "zstd"), ("root", data, "raw")):
         assert command_line([*words, "--mirror", str(place), "--codec", codec, "--root", str(here / root)]) == 0
     for place in (data, "changed", "small", "http://127.0.0.1:9/none"):  # raw files say nothing of the converted ones

@@ -180,7 +180,6 @@ def test_a_node_that_goes_away(cluster, engine, tmp_path):
     ("fn", "per", "layout"),
     [
         (smaller, "batch", "zstd"),
-        (doubled, "batch", "zstd"),
         (every_other, "episode", "raw"),
         (doubled, "sample", "flat"),
     ],
@@ -251,7 +250,7 @@ def test_command_line_starts_and_ends_its_own_ray(tmp_path):
         "def twice(td):\n    td['next', 'reward'] = td['next', 'reward'] * 2\n    return td\n"
     )
     command = [*RBDATA, "preprocess", "my/input", "--fn", "mine.py:twice", "--dest", "my/twice"]
-    options = ["--engine", "ray", "--procs", "2", "--batch-size", "7", "--json", "--root", str(tmp_path)]
+    options = ["--engine", "ray", "--procs", "1", "--batch-size", "7", "--json", "--root", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     # Ray starts half a dozen processes, which takes minutes where other tests run.
     ended = subprocess.run(

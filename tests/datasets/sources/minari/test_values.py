@@ -89,7 +89,7 @@ def test_recorded_by_the_collector(tmp_path, monkeypatch, name):
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize(
-    "data_format, where", [("hdf5", "observation"), ("hdf5", "action"), ("arrow", "observation"), ("parquet", "action")]
+    "data_format, where", [("hdf5", "observation"), ("arrow", "observation"), ("parquet", "action")]
 )
 def test_every_space(tmp_path, data_format, kind, where):
     observation, action = (KINDS[kind], spaces.Discrete(2)) if where == "observation" else (BOX, KINDS[kind])
