@@ -111,6 +111,9 @@ def finish(results: list[Result], root: Path | None, verb: str) -> int:
         out.line(_headline(outcome, verb), state_style(outcome.action))
         size = amounts.size(record["bytes"])
         facts = [("path", record["path"])]
+        read_as = (outcome.manifest and outcome.manifest.source.get("name")) or ""
+        if read_as and not outcome.id.startswith(f"{read_as}/"):
+            facts.append(("source", read_as))
         if record["steps"] is not None:
             episodes = amounts.plural(record["episodes"], "episode")
             facts.append(("steps", f"{amounts.count(record['steps'])} in {episodes}"))

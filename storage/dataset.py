@@ -120,18 +120,23 @@ class Dataset:
         use it only for files whose author you trust. Raises UsageError if the environment is unknown or needs trust,
         MissingExtraError if a package is not installed.
         """
+        known = self._environment()
+        if known is None:
+            message = f"{self.id} does not state an environment that Gymnasium can make"
+            hint = "own data state theirs by --environment ID when they are converted"
+            raise UsageError(message, hint=f"observation_space and action_space are available without it; {hint}")
+        return known.make(trust, arguments)
+
+    def _environment(self) -> Any:
+        """What makes the environment of the data (`datasets.sources.known_environment`); None if that is unknown."""
         from . import plugins
         from .reference_scores import original_source
 
         source, _ = original_source(self.manifest)
         try:
-            known = plugins.load(str(source.get("name"))).environment(source)
+            return plugins.load(str(source.get("name"))).environment(source)
         except RbdataError:
-            known = None
-        if known is None:
-            message = f"{self.id} does not state an environment that Gymnasium can make"
-            raise UsageError(message, hint="observation_space and action_space are available without it")
-        return known.make(trust, arguments)
+            return None
 
     @property
     def spec(self) -> Composite:
@@ -525,6 +530,10 @@ class DatasetView(Dataset):
 
     def _count(self, name: str) -> int:
         return max(member._count(name) for member in self.members)
+
+    def _environment(self) -> Any:
+        first, *others = (member._environment() for member in self.members)
+        return first if all(one == first for one in others) else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DatasetView, (self.members, self._segments, self._keys, self._marked)

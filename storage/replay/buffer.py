@@ -802,7 +802,10 @@ def check_part(given: Any, kind: type, example: str) -> Any:
     """Raise UsageError unless it is an instance of a kind of part."""
     if not isinstance(given, kind):
         message = f"{kind.__name__.lower()} is wanted, not a {type(given).__name__}"
-        raise UsageError(f"{'an' if kind is Around else 'a'} {message}", hint=f"for example rbdata.{example}")
+        theirs = (
+            "; TorchRL's take rbdata.torchrl_storage(dataset)" if type(given).__module__.startswith("torchrl.") else ""
+        )
+        raise UsageError(f"{'an' if kind is Around else 'a'} {message}", hint=f"for example rbdata.{example}{theirs}")
     return given
 
 

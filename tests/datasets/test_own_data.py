@@ -248,6 +248,16 @@ def test_columns_that_a_map_joins_are_not_stored_twice() -> None:
     assert rbdata.open_dataset("my/flag")["next", "terminated"].flatten().tolist() == [False, False, False, True]
 
 
+def test_a_mixture_has_the_environment_of_its_members() -> None:
+    episode = {"observation": np.zeros((4, 3)), "action": np.zeros((3, 1)), "reward": np.zeros(3), "terminated": True}
+    for name, environment in (("a", "Pendulum-v1"), ("b", "Pendulum-v1"), ("c", "MountainCarContinuous-v0")):
+        rbdata.from_episodes([episode], f"my/{name}", environment=environment, progress=False)
+    assert rbdata.load(["my/a", "my/b"]).dataset.make_env().spec.id == "Pendulum-v1"
+    with pytest.raises(UsageError, match="does not state an environment") as refused:
+        rbdata.load(["my/a", "my/c"]).dataset.make_env()
+    assert "--environment" in str(refused.value.hint)
+
+
 def test_a_map_joins_vectors_and_numbers_of_a_robot(tmp_path: Path) -> None:
     """LeRobot's observation.state, of what robomimic has in several arrays."""
     position = np.arange(24, dtype=np.float32).reshape(8, 3)
