@@ -59,15 +59,18 @@ def _interrupted(dataset_id: str, estimate: Estimate | None, finished: int) -> I
     from ..storage.folder import DatasetPlace
     from ..storage.work import units_done
 
-    words, message = out.arguments, f"interrupted: what is finished of {dataset_id} is kept"
+    words, message, how = out.arguments, f"interrupted: what is finished of {dataset_id} is kept", "continue with"
     if estimate is not None and estimate.parts and not estimate.unread:
         place = DatasetPlace.of_folder(estimate.path, estimate.id)
         # There may be one part more than the listener was told before the interrupt.
         kept = max(estimate.done_parts + finished, units_done(place.working))
-        message = f"interrupted: {kept} of {estimate.parts} parts of {estimate.id} are kept"
+        some = "all" if kept >= estimate.parts else f"{kept} of {estimate.parts}"
+        message = f"interrupted: {some} parts of {estimate.id} are kept"
+        if not kept:  # bytes of a raw file may be there
+            message, how = f"interrupted before a part of {estimate.id} was finished", "run it again"
         if not place.exists():  # --force would replace no dataset, only discard the finished parts
             words = [word for word in words if word != "--force"]
-    return Interrupted(message, hint=f"continue with: {settings.command(*words)}")
+    return Interrupted(message, hint=f"{how}: {settings.command(*words)}")
 
 
 def this_command() -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from rbdata.cli.catalogue_table import combine
 from rbdata.cli.console import Console, TableColumn, printable, wrapped
-from rbdata.cli.failure import explain
+from rbdata.cli.failure import Interrupted, explain
+from rbdata.cli.report import work
 from rbdata.datasets.ingest.progress import Tally
 from rbdata.datasets.ingest.request import Estimate
 from rbdata.datasets.sources.catalogue_entry import CatalogueEntry
@@ -194,3 +195,19 @@ class TestTally:
         for now[0] in (1.0, 2.0, 3.0):
             tally.update([TaskProgress(1, 10 * int(now[0]), 100, 0, 0)])
         assert f"10 {unit}/s" in tally.describe()
+
+
+@pytest.mark.parametrize(
+    ("parts", "done", "words"),
+    [(1, 0, "before a part of my/x was finished"), (4, 0, "before"), (4, 3, "3 of 4 parts"), (1, 1, "all")],
+)
+def test_ctrl_c_counts_the_parts_that_are_kept(tmp_path, capsys, parts, done, words):
+    estimate = Estimate("my/x", tmp_path / "my/x", "here", parts, 0, 9, 1, 9, 9, done, parts)
+
+    def interrupted(listener):
+        listener.on_estimate(estimate)
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match=words) as caught:
+        work("my/x", interrupted)
+    assert caught.value.hint.startswith("continue with: " if done else "run it again: ")
