@@ -191,15 +191,21 @@ def _starting() -> Iterator[None]:
 def _start_server(modules: Sequence[str]) -> None:
     from multiprocessing import forkserver, resource_tracker
 
-    resource_tracker.ensure_running()  # before the block, whose mask it would undo
     multiprocessing.set_forkserver_preload([*modules])
-    with _starting():
-        try:
-            forkserver.ensure_running()
-        except ChildProcessError:  # in a forked process: the server is its parent's
-            server: Any = forkserver._forkserver
-            server._forkserver_pid = server._forkserver_address = None
-            forkserver.ensure_running()
+    is_unset = "PYTHONSAFEPATH" not in os.environ
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # both are a `python -c`: the current directory may have a random.py
+    try:
+        resource_tracker.ensure_running()  # before the block, whose mask it would undo
+        with _starting():
+            try:
+                forkserver.ensure_running()
+            except ChildProcessError:  # in a forked process: the server is its parent's
+                server: Any = forkserver._forkserver
+                server._forkserver_pid = server._forkserver_address = None
+                forkserver.ensure_running()
+    finally:
+        if is_unset:
+            del os.environ["PYTHONSAFEPATH"]
 
 
 # -- in a worker -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import closing
 from multiprocessing import forkserver
+from pathlib import Path
 
 import psutil
 import pytest
@@ -211,6 +212,23 @@ def test_who_hands_out_the_work_loads_no_torch(tmp_path):
     )
     assert done.stdout == "[]\n"
     assert done.stderr == ""
+
+
+def test_files_of_the_current_directory_hide_no_module(tmp_path):
+    """A random policy is in a random.py, and processes are started there."""
+    make_input(tmp_path, "zstd")
+    for name in ("random.py", "socket.py", "queue.py"):
+        (tmp_path / name).write_text("raise RuntimeError('hidden')\n")
+    words = ["preprocess", "my/input", "--fn", "rbdata:clip_rewards", "--dest", "my/out", "--procs", "2"]
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("rbdata"), *words, "--batch-size", "16"],
+        env={**os.environ, "RBDATA_ROOT": str(tmp_path)},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "hidden" not in ran.stderr
 
 
 def test_ctrl_c_while_they_load_is_quiet(tmp_path):
