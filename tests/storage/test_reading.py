@@ -271,12 +271,13 @@ def test_small_datasets(layout, lengths, tmp_path):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(), (7,)])
 def test_dtypes_and_odd_row_sizes(layout, shape, tmp_path):
-    """Rows of 1, 7, 14, ... bytes, scalars included, of every dtype side by side, given as big-endian arrays."""
+    """Rows of 1, 7, 14, ... bytes, scalars included, of every dtype side by side, given as big-endian arrays of any order."""
     episodes = make_episodes([3, 2], **{dtype: (shape, dtype) for dtype in DTYPES})
     truth = columns(episodes)
     for episode in episodes:
-        for name, states in episode.states.items():
-            episode.states[name] = states.astype(states.dtype.newbyteorder(">"))
+        for number, (name, states) in enumerate(episode.states.items()):
+            states = states.astype(states.dtype.newbyteorder(">"))
+            episode.states[name] = (np.asfortranarray(states), states[::-1].copy()[::-1])[number % 2]
     dataset = Dataset(write_dataset(tmp_path, episodes, layout))
     assert_same(dataset.to_tensordict(), truth)
     assert_same(dataset[[4, 0]], {name: array[[4, 0]] for name, array in truth.items()})

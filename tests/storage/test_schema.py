@@ -146,11 +146,11 @@ def test_bad_leaves(change):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(), (1,), (3,), (84, 84), (2, 3, 5)])
-def test_leaf_round_trip(dtype, shape):
-    for leaf in (Leaf("a/b", "step", dtype, shape), Leaf("a", "state", dtype, shape, "zstd")):
-        assert Leaf.from_json(json.loads(json.dumps(leaf.to_json()))) == leaf
-        assert leaf.row_bytes == torch.empty(shape, dtype=getattr(torch, dtype)).nbytes
+def test_leaf_round_trip(dtype):
+    for shape in ((), (1,), (2, 3, 5)):
+        for leaf in (Leaf("a/b", "step", dtype, shape), Leaf("a", "state", dtype, shape, "zstd")):
+            assert Leaf.from_json(json.loads(json.dumps(leaf.to_json()))) == leaf
+            assert leaf.row_bytes == torch.empty(shape, dtype=getattr(torch, dtype)).nbytes
 
 
 @pytest.mark.parametrize("constant", [False, True, 0, 3, 0.5])

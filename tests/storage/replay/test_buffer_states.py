@@ -27,23 +27,6 @@ def folder(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("buffer"), make_episodes([10, 30, 7, 20]))
 
 
-@pytest.mark.parametrize("prefetch", [None, 3])
-@pytest.mark.parametrize("options", [{}, {"replacement": False}, {"slice_len": 2, "replacement": False}], ids=str)
-def test_a_state_is_a_place_in_the_order(folder, options, prefetch):
-    with rbdata.load(folder, batch_size=4, seed=2, prefetch=prefetch, **options) as buffer:
-        for _ in range(5):
-            buffer.sample()
-        state = buffer.state_dict()
-        wanted = [buffer.sample() for _ in range(10)]
-        buffer.load_state_dict(state)
-        assert all(equal(buffer.sample(), batch) for batch in wanted)
-    other = rbdata.load(folder, batch_size=4, seed=99, **options)
-    other.load_state_dict(state)
-    assert all(equal(other.sample(), batch) for batch in wanted)
-    with pytest.raises(UsageError, match="lacks storage"):
-        other.load_state_dict({})
-
-
 def test_what_a_state_is_made_of():
     """The records as a TensorDict or a list of those, all else numbers, text and tensors."""
     for storage in (LazyTensorStorage(20), ListStorage(20)):
@@ -57,6 +40,11 @@ def test_what_a_state_is_made_of():
             value = left.pop()
             assert value is None or isinstance(value, (dict, list, tuple, int, float, str, torch.Tensor))
             left += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+
+
+def test_an_empty_state(folder):
+    with pytest.raises(UsageError, match="lacks storage"):
+        rbdata.load(folder, batch_size=4).load_state_dict({})
 
 
 WRONG = {"_batch_size": 0, "_storage": {}}

@@ -160,14 +160,6 @@ def test_over_a_dataset(tmp_path):
             buffer.update_priority(batch["index"], batch["next", "reward"].abs())
 
 
-def test_prefetching_keeps_the_order_of_updates_irrelevant_to_errors(tmp_path):
-    folder = write_dataset(tmp_path, make_episodes([30, 20]))
-    with rbdata.load(folder, batch_size=16, alpha=0.8, seed=3, prefetch=2) as buffer:
-        for _ in range(50):
-            batch = buffer.sample()
-            buffer.update_priority(batch["index"], torch.rand(16))
-
-
 def test_pickled_and_saved():
     buffer = prioritized()
     buffer.update_priority(torch.arange(100), torch.linspace(0, 3, 100))

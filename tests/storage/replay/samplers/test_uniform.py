@@ -94,12 +94,6 @@ def test_a_pass_has_every_step_once(size, batch, shuffle, drop_last, world):
         assert taken == list(range(len(taken)))
 
 
-def test_ten_in_fours():
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), batch_size=4)
-    buffer.extend(rollout([10]))
-    assert [len(batch) for batch in buffer] == [4, 4, 2]
-
-
 def test_processes_draw_differently_with_replacement(folder):
     batches = [rbdata.load(folder, batch_size=50, seed=3, rank=rank, world_size=2).sample() for rank in range(2)]
     assert not equal(*batches)
