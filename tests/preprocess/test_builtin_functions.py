@@ -119,6 +119,8 @@ def test_a_chain_of_three_with_two_first_passes(tmp_path):
     truth = torch.cat([find_builtin("returns_to_go")(td, gamma=0.9)["return_to_go"] for td in kept])
     assert torch.equal(made["return_to_go"], truth)
     assert check_invariants(made.path, made.manifest) == []
+    later = run(tmp_path, "rbdata:clip_rewards", source="my/output", dest="my/later")
+    assert later.statistics == made.statistics  # a dataset made of this one still knows them
 
 
 def test_frames_grey_small_and_float(tmp_path):

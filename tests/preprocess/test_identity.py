@@ -7,7 +7,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import rbdata
 import torch
 from preprocess_tools import double_rewards, make_input, run
 from rbdata.errors import DatasetExistsError, FunctionError
@@ -122,12 +121,6 @@ class TestObjects:
         with pytest.raises(DatasetExistsError, match="nothing tells"):
             action(here, double_rewards)
 
-    def test_in_python(self, here):
-        for _ in range(2):
-            rbdata.preprocess("my/input", double_rewards, dest="my/a", root=here, procs=0, version="doubled")
-        with pytest.raises(DatasetExistsError, match="another request"):
-            rbdata.preprocess("my/input", double_rewards, dest="my/a", root=here, procs=0, version="other")
-
     def test_an_argument_that_is_an_object(self, here):
         args = {"shift": np.float32(1)}
         action(here, args=args)
@@ -190,8 +183,7 @@ KEEP_STATE = {
 class TestCalledAgain:
     """The first steps are tried twice."""
 
-    @pytest.mark.parametrize("per", ["batch", "episode"])
-    @pytest.mark.parametrize("kind", KEEP_STATE)
+    @pytest.mark.parametrize(("kind", "per"), [*((kind, "batch") for kind in KEEP_STATE), ("counter", "episode")])
     def test_functions_that_keep_state(self, here, kind, per):
         with pytest.raises(
             FunctionError, match="returned something else when it was called again, for steps 0"

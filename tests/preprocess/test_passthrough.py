@@ -174,12 +174,6 @@ def test_cut(options, source, tmp_path):
     assert verify(made.path).ok
 
 
-def test_raw_is_raw(source, tmp_path):
-    made = run(tmp_path, rewards, source=source, codec="raw")
-    assert made.schema["observation"].codec == "raw"
-    same_values(made, source, rewards, "batch", 7)
-
-
 class TestTouched:
     """What the first batch promised is not believed."""
 

@@ -113,21 +113,6 @@ class TestNotANuisance:
         dataset = run(shared, lambda td: td.set("again", td["observation"][:, :2]), dest="my/views", force=True)
         assert torch.equal(dataset["again"], Dataset(shared / "my" / "input")["observation"][:, :2])
 
-    def test_expanded_tensors(self, shared):
-        dataset = run(shared, lambda td: td.set("one", torch.ones(1).expand(len(td))), dest="my/expanded", force=True)
-        assert dataset["one"].tolist() == [1.0] * len(dataset)
-
-    @pytest.mark.parametrize("per", ["batch", "episode", "sample"])
-    def test_negations_that_torch_puts_off(self, shared, per):
-        def twice_negated(td):
-            for key in ("observation", ("next", "observation"), ("next", "reward")):
-                numbers = td[key]
-                td[key] = torch._neg_view(-numbers) if numbers.is_floating_point() else numbers
-            return td
-
-        new = run(shared, twice_negated, per=per, force=True)
-        assert torch.equal(new["next", "reward"], Dataset(shared / "my" / "input")["next", "reward"])
-
     def test_nans_are_counted(self, shared):
         def fn(td):
             td["observation"][::10, 0] = torch.nan

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rbdata.errors import UsageError
 from rbdata.preprocess.functions import n_step, relabel_rewards, subsample
-from rbdata.storage.replay import MultiStep
 from ted_tools import arrays, episode, ted_problems
 
 
@@ -37,15 +36,6 @@ def test_n_step(length, n, gamma, outcome):
             assert out["next/done"][step]
             assert out["next/truncated"][step] != out["next/terminated"][step]
     assert ted_problems(n_step(td, n=n, gamma=gamma)) == []
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 40])
-def test_n_step_is_multi_steps(n):
-    td = episode(23)
-    ours, theirs = n_step(td, n=n, gamma=0.9), MultiStep(0.9, n)(td)
-    for key in [("next", "observation"), ("next", "original_reward"), "steps_to_next_obs", "gamma", "observation"]:
-        assert torch.equal(ours[key], theirs[key]), key
-    assert torch.allclose(ours["next", "reward"], theirs["next", "reward"], atol=1e-6)
 
 
 def test_rewards_that_are_not_summed_are_refused():

@@ -72,13 +72,13 @@ def test_workers_have_no_copy_of_the_data(tmp_path, kind, start):
     def own(rows: int) -> float:
         if kind == "dataset":
             episodes = make_episodes([rows], shape=(1024,))
-            storage = write_dataset(tmp_path / str(rows), episodes, layout="raw")
+            storage = write_dataset(tmp_path / str(rows), episodes, layout="raw", block=1024)
         else:
             storage = LazyTensorStorage(rows)
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=64, seed=0, transform=own_memory)
         if kind == "memory":
             buffer.extend(TensorDict({"x": torch.ones(rows, 1024)}, [rows]))
-        loader = buffer.as_iterable(8).loader(num_workers=1, multiprocessing_context=start)
+        loader = buffer.as_iterable(3).loader(num_workers=1, multiprocessing_context=start)
         return max(int(batch["own"][0]) for batch in loader) / 1e6
 
     few, many = own(256), own(MEGABYTES * 256)
