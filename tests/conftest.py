@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 from contextlib import suppress
@@ -61,13 +62,17 @@ for _name in list(os.environ):
         del os.environ[_name]
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture(autouse=True)
-def own_settings(monkeypatch, tmp_path):
+def own_settings(monkeypatch, tmp_path_factory):
     """No test looks at, or writes to, what the developer's machine has configured."""
+    own = tmp_path_factory.getbasetemp() / f"by-default-{next(_numbers)}"  # made only where something is written
     monkeypatch.setenv("RBDATA_CONFIG", "")
-    monkeypatch.setenv("RBDATA_ROOT", str(tmp_path / "root-by-default"))
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari-by-default"))
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    monkeypatch.setenv("RBDATA_ROOT", str(own / "root"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(own / "minari"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(own / "no-gcloud"))
     out.configure(())
     # What a test replaces in a module acts where it does not ask for worker processes.
     monkeypatch.setenv("RBDATA_PROCS", "0")
