@@ -58,7 +58,7 @@ def download(
     ``engine="ray"`` converts on a Ray cluster whose nodes see the folder under the same path; its ``address`` may be
     ``"auto"``. A progress bar is shown on a terminal (stderr) and in a notebook; ``progress=False`` hides it, True shows it in
     pipes as well; a ``listener`` has callbacks instead. For the rest see `datasets.ingest.request.Request` and
-    `datasets.ingest.reader.ConvertOptions`.
+    `datasets.ingest.records.ConvertOptions`.
 
     Options of one source (None: its default; ``rbdata download --help`` describes them):
 

@@ -95,7 +95,7 @@ class HttpLocation(Location):
                 failure = status_error(response.status_code, url, response.headers)
                 if "json" in response.headers.get("Content-Type", ""):  # OpenML's has a code
                     with suppress(Exception):
-                        vars(failure)["said"] = response.text
+                        vars(failure)["body"] = response.text
             raise failure
         return response
 

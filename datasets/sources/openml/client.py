@@ -108,7 +108,7 @@ class Api:
             try:
                 answer = _parsed(self._read(RemoteObject(url, path.rpartition("/")[2])))
             except FetchError as error:
-                _check_refused(url, _parsed(getattr(error, "said", None) or ""), error)
+                _check_refused(url, _parsed(getattr(error, "body", None) or ""), error)
                 raise
             _check_refused(url, answer)
             if not isinstance(answer, dict):
