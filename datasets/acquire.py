@@ -4,9 +4,7 @@ a copy on a mirror."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import settings
@@ -22,7 +20,6 @@ from ..storage.folder import DatasetPlace, check_id, check_is_text, make_writabl
 from ..storage.lock import when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
-from .convert import keep_or_repair, option_names
 from .copies import Copy, copy_dataset, estimate_copy, find_converted, find_copy, same_content, same_request
 from .fetch import open_location, open_mirror
 from .fetch.location import is_hub_dataset
@@ -37,11 +34,12 @@ from .ingest.request import Request as Request
 from .ingest.request import announce_replacement, extend, find_existing, list_missing
 from .local import find, known_here
 from .published import open_published, open_raw_objects
+from .repair import keep
 from .sources.source import Source
 
 
 def download(request: Request, listener: Listener | None = None) -> Outcome:
-    """Get one dataset from its source.
+    """Get one dataset from its source, or from a mirror.
 
     Raises DatasetNotFoundError, the fetch errors of `errors`, CorruptSourceError, DiskError,
     DatasetBusyError, DatasetExistsError. Work finished before an error or Ctrl-C is kept for the next run.
@@ -51,47 +49,129 @@ def download(request: Request, listener: Listener | None = None) -> Outcome:
 
 
 def _download(request: Request, listener: Listener) -> Outcome:
-    request, source, hub = _resolve(request)
-    dataset_id, place = request.id, DatasetPlace(settings.root(request.root), request.id)
-    mirror = request.mirror or (None if request.append else settings.mirror(dataset_id.partition("/")[0]))
-    existing = find_existing(place, request)
-    if existing is not None:
-        _check_requested(existing, request, source, hub)
-    if source is None and mirror is None:
-        existing = _made_here(place, request)
-    if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
-        return keep_or_repair(place, request, existing, request.mirror, listener)
-    if not request.dry_run:
-        place.lock().check_free()  # before a provider is asked for it
-    asked, request = request.options.parts, extend(place, request, option_names(source))
+    request, source, copy = _resolve(request)
+    mirror = request.mirror or (None if request.append else settings.mirror(request.id.partition("/")[0]))
+    return _Download(
+        request, source, mirror, copy, DatasetPlace(settings.root(request.root), request.id), listener
+    ).run()
 
-    def on_place(where: str) -> None:
-        if mirror or not (source and source.makes):  # recordings are made here, not looked for
-            listener.on_stage(f"looking for {dataset_id} at {where}")
 
-    check = partial(_check_requested, request=request, source=source, hub=hub)
-    if mirror:
-        on_place(open_mirror(mirror, options=request.fetch).url)
-    copied = _copy(mirror, place, request, source, listener, check) if mirror else None
-    if isinstance(copied, Outcome):
-        return copied
-    if source is None:
-        message = f"unknown dataset {dataset_id!r}, and {open_location(mirror or '').url} holds none of that name"
-        raise DatasetNotFoundError(message, hint=catalogue.suggestion(dataset_id))
-    if copied is None:
-        source.check_new(dataset_id.partition("/")[2], request.options, request.mirror)
-    try:
-        reader = _open_reader(source, mirror, request, on_place)
-    except ObjectNotFoundError as error:
-        if copied is not None:
-            message = f"{mirror} holds {dataset_id} with {', '.join(copied)}, and no raw files to convert"
-            raise ObjectNotFoundError(message, hint="request it with these options, or use another mirror") from error
-        if request.options.parts != asked:
-            error.hint = f"the shards that {dataset_id} already has are kept, so they must exist too; or use --force"
-        raise
-    if request.keep_raw and not request.dry_run:
-        return _run_keeping_raw(source, reader, place, request, listener, check)
-    return run(reader, place, request, listener, reader.location.url, check)
+@dataclass
+class _Download:
+    """One download: a request, what its id means, and the converted copy, once one is found."""
+
+    request: Request
+    source: Source | None
+    mirror: str | None
+    copy: Copy | None
+    place: DatasetPlace
+    listener: Listener
+
+    def run(self) -> Outcome:
+        request, source, place = self.request, self.source, self.place
+        existing = find_existing(place, request)
+        if existing is not None:
+            self.check(existing)
+        if source is None and self.mirror is None:
+            existing = _made_here(place, request)
+        if existing is not None and not (request.dry_run and check_sizes(place.path, existing)):
+            return keep(place, request, existing, request.mirror, self.listener)
+        if not request.dry_run:
+            place.lock().check_free()  # before a provider is asked for it
+        self.request = extend(place, request, [option.name for option in source.options] if source else ())
+        if self.mirror:
+            self.on_place(open_mirror(self.mirror, options=request.fetch).url)
+            if not request.keep_raw:  # which asks for raw objects
+                self.copy = self.copy or find_converted(self.mirror, place.id, request.fetch)
+        differs = _differences(self.copy, source, self.request) if self.copy else []
+        if self.copy and not differs:
+            return self.take_copy(self.copy)
+        if source is None:
+            message = (
+                f"unknown dataset {place.id!r}, and {open_location(self.mirror or '').url} holds none of that name"
+            )
+            raise DatasetNotFoundError(message, hint=catalogue.suggestion(place.id))
+        if differs:
+            self.listener.on_note(f"{self.mirror} holds it with {', '.join(differs)}; it is made here instead")
+        else:
+            source.check_new(place.id.partition("/")[2], self.request.options, request.mirror)
+        try:
+            reader = self.open(source)
+        except ObjectNotFoundError as error:
+            if differs:
+                message = f"{self.mirror} holds {place.id} with {', '.join(differs)}, and no raw files to convert"
+                raise ObjectNotFoundError(
+                    message, hint="request it with these options, or use another mirror"
+                ) from error
+            if self.request.options.parts != request.options.parts:
+                error.hint = f"the shards that {place.id} already has are kept, so they must exist too; or use --force"
+            raise
+        return self.convert(source, reader)
+
+    def check(self, existing: Manifest) -> None:
+        """Raise DatasetExistsError if the dataset that is there is not the one that is asked for."""
+        if self.request.mirror:
+            named = self.source is not None and not self.source.makes
+            try:
+                there = self.copy or find_converted(self.request.mirror, existing.id, self.request.fetch)
+            except TransientFetchError:
+                if not named:
+                    raise
+                there = None  # the provider's name says what it is, also where no network is
+            # Only its contents tell what an id means that no provider gave.
+            if not named or (there and same_request(existing, there.manifest)):
+                _check_same(existing, self.request.mirror, there)
+        if self.source is not None:
+            self.source.check_existing(existing, self.request.options)
+
+    def on_place(self, where: str) -> None:
+        if self.mirror or not (self.source and self.source.makes):  # recordings are made here, not looked for
+            self.listener.on_stage(f"looking for {self.place.id} at {where}")
+
+    def take_copy(self, copy: Copy) -> Outcome:
+        """Copy a converted dataset."""
+        request, place, began = self.request, self.place, time.monotonic()
+        shards, url = copy.manifest.source.get("shards", ()), copy.location.url
+
+        def write() -> tuple[Estimate, Manifest]:
+            announce_replacement(place, request, shards, url, self.listener)
+            return copy_dataset(copy, place, self.listener, force=request.force, command=request.command)
+
+        if not request.dry_run:
+            return write_dataset(place, request, write, self.check)
+        announce_replacement(place, request, shards, url, self.listener)
+        estimate = estimate_copy(copy, place, force=request.force)
+        self.listener.on_estimate(estimate)
+        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
+
+    def open(self, source: Source) -> Reader:
+        """Open the raw objects on the mirror, or at the provider's places."""
+        request, name = self.request, self.place.id.partition("/")[2]
+        if self.mirror:
+            return open_raw_objects(source, name, self.mirror, request.options, request.fetch)
+        return open_published(source, name, request.options, request.fetch, self.on_place)
+
+    def convert(self, source: Source, reader: Reader) -> Outcome:
+        """Convert raw objects while they are fetched; with ``keep_raw``, from a folder under the root where they go first."""
+        request, place = self.request, self.place
+        url = reader.location.url
+        if not request.keep_raw or request.dry_run:
+            return run(reader, place, request, self.listener, url, self.check)
+        make_writable(place.root)
+        self.listener.on_stage("fetching the raw files")
+        folder = place.root / RAW_FOLDER / source.name
+        fetch_all(folder, reader.raw_objects(), self.listener.on_fetched)
+        options = replace(request.options, extra={**request.options.extra, **reader.resolved_options})
+        kept = source.open(place.id.partition("/")[2], open_location(folder, options=request.fetch), options)
+        kept.why, kept.unverified_before = reader.why, reader.unverified()
+        try:
+            return run(kept, place, request, self.listener, url, self.check)
+        except CorruptSourceError as error:
+            error.hint = f"delete the file under {folder}: the next run fetches it again"
+            raise
+
+
+# -- what is asked for -----------------------------------------------------------------------------------------------------
 
 
 def _resolve(request: Request) -> tuple[Request, Source | None, Copy | None]:
@@ -101,15 +181,15 @@ def _resolve(request: Request) -> tuple[Request, Source | None, Copy | None]:
     """
     check_is_text(request.id)
     root = settings.root(request.root)
-    hub = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
-    address = (hub.manifest.id, hub.url) if hub else catalogue.split_address(request.id)
+    copy = _open_hub_dataset(request) if is_hub_dataset(request.id) else None
+    address = (copy.manifest.id, copy.url) if copy else catalogue.split_address(request.id)
     if address:
         request = replace(request, id=address[0], mirror=request.mirror or address[1])
     dataset_id, source = _resolve_id(request.id, request.mirror, root)
     if source is not None:
         source.check(request.options, "download")
         dataset_id = f"{source.name}/{source.full_name(dataset_id.partition('/')[2], request.options)}"
-    return replace(request, id=dataset_id, root=root), source, hub
+    return replace(request, id=dataset_id, root=root), source, copy
 
 
 def _resolve_id(text: str, mirror: str | None, root: Path) -> tuple[str, Source | None]:
@@ -128,37 +208,6 @@ def _resolve_id(text: str, mirror: str | None, root: Path) -> tuple[str, Source 
         return text, None
 
 
-def _open_reader(source: Source, mirror: str | None, request: Request, on_place: Callable[[str], None]) -> Reader:
-    """The conversion of the raw objects at a mirror, or where the provider has published them."""
-    name, options = request.id.partition("/")[2], request.options
-    if mirror:
-        return open_raw_objects(source, name, mirror, options, request.fetch)
-    return open_published(source, name, options, request.fetch, on_place)
-
-
-def _run_keeping_raw(
-    source: Source,
-    reader: Reader,
-    place: DatasetPlace,
-    request: Request,
-    listener: Listener,
-    check: Callable[[Manifest], None],
-) -> Outcome:
-    """Fetch the raw objects to a folder under the root, and convert them from there."""
-    make_writable(place.root)
-    listener.on_stage("fetching the raw files")
-    raw_folder = place.root / RAW_FOLDER / source.name
-    fetch_all(raw_folder, reader.raw_objects(), listener.on_fetched)
-    options = replace(request.options, extra={**request.options.extra, **reader.resolved_options})
-    local = source.open(request.id.partition("/")[2], open_location(raw_folder, options=request.fetch), options)
-    local.why, local.unverified_before = reader.why, reader.unverified()
-    try:
-        return run(local, place, request, listener, reader.location.url, check)
-    except CorruptSourceError as error:
-        error.hint = f"delete the file under {raw_folder}: the next run fetches it again"
-        raise
-
-
 def _open_hub_dataset(request: Request) -> Copy:
     """The converted dataset of a repository of the Hub, at its current commit."""
     if request.mirror:
@@ -173,20 +222,7 @@ def _open_hub_dataset(request: Request) -> Copy:
     return found
 
 
-def _check_requested(existing: Manifest, request: Request, source: Source | None, hub: Copy | None) -> None:
-    """Raise DatasetExistsError if the dataset that is there is not what a download asks for."""
-    if request.mirror:
-        try:
-            there = hub or find_converted(request.mirror, existing.id, request.fetch)
-        except TransientFetchError:
-            if source is None or source.makes:
-                raise
-            there = None  # the provider's name says what it is, also where no network is
-        # Only its contents tell what an id means that no provider gave.
-        if source is None or source.makes or (there and same_request(existing, there.manifest)):
-            _check_same(existing, request.mirror, there)
-    if source is not None:
-        source.check_existing(existing, request.options)
+# -- what is there already -------------------------------------------------------------------------------------------------
 
 
 def _check_same(existing: Manifest, mirror: str, there: Copy | None) -> None:
@@ -199,47 +235,6 @@ def _check_same(existing: Manifest, mirror: str, there: Copy | None) -> None:
         raise DatasetExistsError(message, hint="replace it with --force, or use another --root")
 
 
-def _copy(
-    url: str,
-    place: DatasetPlace,
-    request: Request,
-    source: Source | None,
-    listener: Listener,
-    check: Callable[[Manifest], object],
-) -> Outcome | list[str] | None:
-    """Copy a converted dataset from a mirror. Returns None if there is none; if it differs from the request, its values.
-    For ``check`` see `write_dataset`."""
-    if request.keep_raw:
-        return None  # raw objects are requested
-    found = find_converted(url, place.id, request.fetch)
-    if found is None:
-        return None
-    differs = list_missing(found.manifest, request.options)
-    if differs:
-        recorded = found.manifest.source.get("options", {})
-        return [f"{name} {recorded.get(name, 'not stated')}" for name in differs]
-    location, manifest = found.location, found.manifest
-    if source is not None and any(value is not None for value in request.options.extra.values()):
-        try:
-            source.check_existing(manifest, request.options)
-        except DatasetExistsError as error:
-            listener.on_note(f"{location.url}: {error.message}; it is made here instead")
-            return [error.message]
-    shards = manifest.source.get("shards", ())
-    if request.dry_run:
-        began = time.monotonic()
-        announce_replacement(place, request, shards, location.url, listener)
-        estimate = estimate_copy(found, place, force=request.force)
-        listener.on_estimate(estimate)
-        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
-
-    def write() -> tuple[Estimate, Manifest]:
-        announce_replacement(place, request, shards, location.url, listener)
-        return copy_dataset(found, place, listener, force=request.force, command=request.command)
-
-    return write_dataset(place, request, write, check)
-
-
 def _made_here(place: DatasetPlace, request: Request) -> Manifest:
     """The manifest of a dataset that users made here. Raises UsageError for options that need a source, and as `local.find` if
     it is incomplete."""
@@ -249,3 +244,19 @@ def _made_here(place: DatasetPlace, request: Request) -> Manifest:
         message = f"{place.id} comes from no source and cannot be downloaded: it takes no {what}"
         raise UsageError(message, hint="make it with the command that made it, or name a mirror that holds a copy")
     return read_manifest(find(place.id, place.root))
+
+
+# -- get it ----------------------------------------------------------------------------------------------------------------
+
+
+def _differences(copy: Copy, source: Source | None, request: Request) -> list[str]:
+    """In which options the dataset of a mirror is another one than asked for."""
+    recorded = copy.manifest.source.get("options", {})
+    missing = list_missing(copy.manifest, request.options)
+    differs = [f"{name} {recorded.get(name, 'not stated')}" for name in missing]
+    if not differs and source is not None and any(value is not None for value in request.options.extra.values()):
+        try:
+            source.check_existing(copy.manifest, request.options)
+        except DatasetExistsError as error:
+            differs.append(error.message)
+    return differs

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from .. import settings
 from ..errors import DatasetExistsError, ObjectNotFoundError
-from ..storage.amounts import listed
 from ..storage.folder import DatasetPlace, make_writable
 from ..storage.lock import when_free
 from ..storage.manifest import Manifest, check_sizes
 from . import catalogue
-from .cleanup import leftovers_of, remove_leftovers
 from .fetch import open_raw
 from .ingest.pipeline import run
 from .ingest.reader import Reader
 from .ingest.request import Listener, Outcome, Request, extend, find_existing
+from .repair import keep
 from .sources.source import Source
 
 
@@ -48,10 +45,10 @@ def _convert(path: Path, source_name: str | None, request: Request, listener: Li
         _check_origin(existing, source, path, listener)
         if source.reads_any:  # how it takes its files follows from them
             _check_made_from(existing, _open_raw(path, source, place, request))
-        return keep_or_repair(place, request, existing, str(path.resolve()), listener)
+        return keep(place, request, existing, str(path.resolve()), listener)
     if not request.dry_run:
         place.lock().check_free()
-    request = extend(place, request, option_names(source))
+    request = extend(place, request, [option.name for option in source.options])
     if not request.dry_run:
         make_writable(place.root)
     reader = _open_raw(path, source, place, request)
@@ -85,26 +82,3 @@ def _check_origin(manifest: Manifest, source: Source, path: Path, listener: List
         raise DatasetExistsError(message, hint="choose another --name, or replace it with --force")
     if place != str(path.resolve()):
         listener.on_note(f"{manifest.id} already exists, made from {place}; --force replaces it")
-
-
-def keep_or_repair(
-    place: DatasetPlace, request: Request, manifest: Manifest, mirror: str | None, listener: Listener
-) -> Outcome:
-    """Keep a dataset that matches the request; restore files that are missing or truncated."""
-    from .repair import repair
-
-    damaged = check_sizes(place.path, manifest)
-    if not damaged:
-        if not request.dry_run:
-            with suppress(OSError):  # the root cannot be written
-                remove_leftovers(leftovers_of(place), place.root)
-        return Outcome(place.id, place.path, "complete", manifest)
-    began = time.monotonic()
-    listener.on_note(f"repairing {place.id}: {listed((f'{one.path} {one.what}' for one in damaged), 1)}")
-    repair(place.path, damaged, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
-    return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
-
-
-def option_names(source: Source | None) -> set[str]:
-    """Names of the options that a source declares."""
-    return {option.name for option in source.options} if source else set()

@@ -8,7 +8,9 @@ were pushed to.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,11 @@ from ..errors import (
     RbdataError,
     TransientFetchError,
 )
+from ..storage.amounts import listed
 from ..storage.checksums import cut_file, write_table
 from ..storage.folder import DatasetPlace
 from ..storage.integrity import BlockChecksums, read_block_checksums, verify
-from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, read_manifest
+from ..storage.manifest import BLOCK_TABLE, Manifest, Problem, check_sizes, read_manifest
 from . import catalogue
 from .cleanup import leftovers_of, remove_leftovers
 from .copies import Copy, fetch_blocks, find_converted
@@ -33,7 +36,7 @@ from .fetch import FetchOptions, open_location, open_raw
 from .ingest.pipeline import restore
 from .ingest.reader import Reader
 from .ingest.records import ConvertOptions
-from .ingest.request import Listener, Request
+from .ingest.request import Listener, Outcome, Request
 from .published import open_raw_objects
 from .sources.source import Source
 
@@ -90,6 +93,20 @@ def repair(
     if left:
         raise DamagedDatasetError(f"{left[0].path} {left[0].what} after the repair")
     return Repaired(folder, files, url, fetched)
+
+
+def keep(place: DatasetPlace, request: Request, manifest: Manifest, mirror: str | None, listener: Listener) -> Outcome:
+    """Keep a dataset that matches the request; files that are missing or cut short are restored."""
+    damaged = check_sizes(place.path, manifest)
+    if not damaged:
+        if not request.dry_run:
+            with suppress(OSError):  # the root cannot be written
+                remove_leftovers(leftovers_of(place), place.root)
+        return Outcome(place.id, place.path, "complete", manifest)
+    began = time.monotonic()
+    listener.on_note(f"repairing {place.id}: {listed((f'{one.path} {one.what}' for one in damaged), 1)}")
+    repair(place.path, damaged, mirror=mirror, procs=request.procs, fetch=request.fetch, listener=listener)
+    return Outcome(place.id, place.path, "repaired", manifest, time.monotonic() - began)
 
 
 def end_repair(folder: Path) -> None:
