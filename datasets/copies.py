@@ -258,8 +258,8 @@ def fetch_blocks(
 ) -> int:
     """Fetch those blocks of a file that a folder does not hold, and write them in place; returns how many bytes.
 
-    Consecutive ones come in one stream. What is no file is replaced: of a link, the target is not touched. Raises ChecksumError
-    for a block that differs from its checksum, DiskError, and the fetch errors.
+    Consecutive blocks are read as one stream. A link or a folder in the place of the file is replaced; the target of a link is
+    not changed. Raises ChecksumError for a block that differs from its checksum, DiskError, and the fetch errors.
     """
     path, fetched = folder / name, 0
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,6 @@ def push(
 
 
 def _push_dataset(folder: Path, mirror: Location, force: bool, on_progress: OnProgress | None) -> Pushed:
-
     before, base = state_of(folder), mirror.url
     manifest = read_manifest(folder)
     if base.startswith("/") and Path(base, manifest.id).resolve() == folder.resolve():
@@ -126,7 +125,6 @@ def check_undamaged(folder: Path) -> None:
 
 
 def _push_raw(text: str, mirror: Location, root: Path, on_progress: OnProgress | None) -> Pushed:
-
     dataset_id, source = catalogue.resolve(text)
     if source is None:
         raise UsageError(f"{dataset_id} has no source, so it has no raw files", hint="push it without --raw")
@@ -147,7 +145,6 @@ def _push_raw(text: str, mirror: Location, root: Path, on_progress: OnProgress |
 
 def _send(mirror: Location, files: list[tuple[LocalFile, str]], on_progress: OnProgress | None) -> tuple[int, int]:
     """Upload the files that the mirror lacks, over several connections; returns their number and bytes."""
-
     total = sum(file.size for file, _ in files)
     done, lock = 0, Lock()
 
@@ -265,7 +262,6 @@ def remove(
 
     Raises UsageError for a read-only location, and the fetch errors.
     """
-
     mirror, files, done = open_writable(destination, fetch), held.files, 0
     for some in (files[:1], files[1:-1], files[1:][-1:]):
         for _ in map_in_threads(mirror.remove, some, CONNECTIONS, "rbdata-remove"):

@@ -7,7 +7,7 @@ block, a repair and a partial copy can verify what they have without the rest of
 The blocks of a file that is not in the table are its ranges: `BlockChecksums` has the blocks of all files.
 
     verify              a whole dataset: sizes, and checksums of every block
-    find_damage         one file
+    check_leaves        the files of some leaves
 
 Whether the values make sense is the question of `datasets.audit`.
 """
@@ -251,13 +251,13 @@ def _where(manifest: Manifest, checksums: BlockChecksums, block: CheckedBlock) -
 def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
     """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError if they differ."""
     for path in (path for name in sorted(names) for path in codec_of(manifest.schema[name]).files):
-        problem = find_damage(folder, manifest, path)
+        problem = _find_damage(folder, manifest, path)
         if problem:
             raise DamagedDatasetError(f"{folder / path}: {problem}", hint=verify_hint(folder))
 
 
-def find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
-    """Return how a file differs from the manifest, None if it does not."""
+def _find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
+    """How a file differs from the manifest, None if it does not."""
     wrong_size = check_size(folder, path, manifest.size_of(path))
     if wrong_size:
         return wrong_size

@@ -71,7 +71,7 @@ def test_a_buffer_on_a_dataset(tmp_path):
 
 
 def test_the_batch_size_of_the_buffer_stays_and_the_pass_goes_on(tmp_path):
-    """A run that goes on with larger batches draws the rest of the pass, every step once."""
+    """A pass that continues with larger batches draws each of its remaining steps once."""
     folder = write_dataset(tmp_path, make_episodes([9, 8]))
     before = rbdata.load(folder, batch_size=3, seed=1, replacement=False)
     seen = [before.sample()["index"] for _ in range(2)]
