@@ -49,10 +49,10 @@ def read(root: Path) -> None:
 def specs(dataset: rbdata.Dataset) -> None:
     spec = assert_type(dataset.spec, rbdata.Composite)
     assert_type(spec.rand((3,)), TensorDict)
-    assert_type(spec.expand(4)["action"], Any)  # a spec, None, or the spec of a part
+    assert_type(spec.expand(4)["action"], Any)  # a spec, or the spec of a part
     action = rbdata.Categorical(4)
     assert_type(action.rand(), torch.Tensor)
-    assert_type(action.dtype, torch.dtype | None)
+    assert_type(action.dtype, torch.dtype)
     assert_type(action.expand(2, 3), rbdata.Categorical)
     assert_type(action.is_in(torch.tensor(3)), bool)
     assert_type(rbdata.Bounded(-1, 1, 3, dtype=torch.float64).low, torch.Tensor)

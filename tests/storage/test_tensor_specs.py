@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 
@@ -57,15 +56,16 @@ def test_random_values(spec):
 @every_spec
 def test_expanded_and_moved(spec):
     torch.manual_seed(0)
-    good = spec.rand((20,))
-    bad = torch.where(torch.rand(20, 2, 3) < 0.1, (good.double() + 1).to(good.dtype), good)
-    for value in (*good, *bad):
-        for shape in ((4, 2, 3), (2, -1, -1)):
-            changed, of = spec.expand(*shape), value.expand(*shape)
+    good = spec.rand((8,))
+    bad = torch.where(torch.rand(8, 2, 3) < 0.1, (good.double() + 1).to(good.dtype), good)
+    for shape in ((4, 2, 3), (2, -1, -1)):
+        changed = spec.expand(*shape)
+        assert changed.is_in(changed.rand()) and changed.dtype == spec.dtype
+        for value in (*good, *bad):
+            of = value.expand(*shape)
             assert changed.shape == of.shape and changed.is_in(of) == spec.is_in(value)
-            assert changed.is_in(changed.rand()) and (changed.dtype, changed.domain) == (spec.dtype, spec.domain)
-    assert spec == spec.clone() == pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec)
-    assert spec.to(None) is spec.to(spec.dtype) is spec.cpu() is spec and spec.to("meta").device.type == "meta"
+    assert spec == spec.clone() == pickle.loads(pickle.dumps(spec)) == spec.to(spec.dtype) == spec.to("cpu")
+    assert spec.to(None) is spec and spec.to("meta").device.type == "meta"
     with pytest.raises(UsageError):
         spec.expand(3, 3)
 
@@ -123,10 +123,8 @@ def test_projections():
     assert extreme.project(torch.tensor([-1e30, 1e30])).tolist() == [-(2**63), 2**63 - 1]
     assert Unbounded(1, dtype=torch.uint8).project(torch.tensor([300])).tolist() == [255]
     assert OneHot(3).project(torch.zeros(3)).sum() == 1
-    kept = OneHot(3, dtype=torch.int64).project(torch.tensor([[0, 1, 0], [1, 1, 0]]))
-    assert kept[0].tolist() == [0, 1, 0] and kept[1].sum() == 1 and kept[1, 2] == 0
-    rows = OneHot(3).project(torch.tensor([[0, 1.0, 3]]).expand(4000, 3))
-    assert 0.7 < rows[:, 2].float().mean() < 0.8 and not rows[:, 0].any()
+    largest = MultiOneHot([3, 2], dtype=torch.int64).project(torch.tensor([[0, 0.2, 0.1, -1, -2], [0, 1, 0, 0, 1]]))
+    assert largest.tolist() == [[0, 1, 0, 1, 0], [0, 1, 0, 0, 1]]
     for spec in (Bounded(0, 1, 3), Categorical(2, (3,)), OneHot(3), Unbounded(3, dtype=torch.int8)):
         with pytest.raises(SchemaError, match="NaN"):
             spec.project(torch.tensor([0, NAN, 1]))
@@ -150,7 +148,7 @@ def test_distributions():
     wide = Bounded(-large, large, (), dtype=torch.float64).rand((1000,))
     assert wide.isfinite().all() and 400 < (wide > 0).sum() < 600
     half = Bounded(torch.tensor([0, -INFINITE, -INFINITE]), torch.tensor([INFINITE, 2, INFINITE])).rand((4000,))
-    assert half.isfinite().all() and (half.mean(0) - torch.tensor([1, 1, 0])).abs().max() < 0.1
+    assert half.isfinite().all() and half[:, 2].std() > 0.9
     uniform = Bounded(-1, 3, (), dtype=torch.float16).rand((4000,)).float()
     assert abs(uniform.mean() - 1) < 0.1 and abs(uniform.std() - 4 / 12**0.5) < 0.05
     assert (Bounded(0.1, 0.1, (9,)).rand() == 0.1).all()
@@ -162,7 +160,6 @@ def test_distributions():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Bounded(0, 1),
         lambda: Bounded(1, 0, (2,)),
         lambda: Bounded(NAN, 1, (2,)),
         lambda: Bounded(0, [1, 2, 3], (2,)),
@@ -175,7 +172,6 @@ def test_distributions():
         lambda: Unbounded(2, dtype=torch.complex64),
         lambda: Categorical(0),
         lambda: Categorical(2.5),
-        lambda: Categorical(2**63),
         lambda: Categorical(3, dtype=torch.bool),
         lambda: Categorical(257, dtype=torch.uint8),
         lambda: Categorical(300).to(torch.uint8),
@@ -189,9 +185,8 @@ def test_distributions():
         lambda: Binary(),
         lambda: Binary(2, (3,)),
         lambda: Bounded(0, 0.5, 2).to(torch.int64),
-        lambda: Composite([1]),
+        lambda: Composite(a=None),
         lambda: Composite(a=3),
-        lambda: Composite(shape=(2,), batch_size=(2,)),
         lambda: Composite(a=Unbounded(2), shape=(3,)),
         lambda: Composite(a=Unbounded(2))["b"],
         lambda: Composite(a=Unbounded(2))["a", "b"],
@@ -210,26 +205,22 @@ def test_wrong_arguments(make):
     "bounds", [(-1, 300), (0.5, 3), (0, INFINITE), (torch.tensor(-1), torch.tensor(5)), (np.float64(0), 1.5)]
 )
 def test_bounds_that_the_dtype_cannot_hold(bounds):
-    with pytest.raises(RbdataError, match="bounds"):
+    with pytest.raises(RbdataError, match="cannot hold"):
         Bounded(bounds[0], bounds[1], (2,), dtype=torch.uint8)
 
 
 def test_attributes():
     spec = Bounded([0, 1], np.array([[1], [2]]))
-    assert (
-        spec.shape == (2, 2) and spec.dtype == torch.float32 and spec.ndim == 2 and spec.device == torch.device("cpu")
-    )
+    assert (spec.shape, spec.dtype, spec.device) == ((2, 2), torch.float32, torch.device("cpu"))
+    assert Bounded(0, 1).shape == ()
     assert spec.low.tolist() == [[0, 1]] * 2 and spec.space.high.tolist() == [[1, 1], [2, 2]] == spec.high.tolist()
     low, high = Unbounded(1, dtype=torch.uint8).space
     assert (low.item(), high.item()) == (0, 255) and OneHot(3).space.n == 3 == Categorical(3).n
     assert [box.n for box in MultiOneHot([2, 3]).space] == [2, 3] == [box.n for box in MultiCategorical([2, 3]).space]
-    assert Bounded(0, 1, 2).domain == "continuous" and Categorical(2).domain == "discrete" == Binary(1).domain
     assert Bounded(0, 9, 2, dtype=torch.int64).to(torch.float32) == Bounded(0, 9, 2)
     assert Unbounded(np.array([2, 3])).shape == (2, 3) and Unbounded(np.int32(3)).shape == (3,)
     assert Unbounded(3).to(torch.int8) == Unbounded(3, dtype=torch.int8)
     assert repr(Bounded(0, 1, (3,))).startswith("Bounded(shape=torch.Size([3]), low=0.0, high=1.0, ")
-    with pytest.raises(AttributeError):
-        spec.shape = (3,)  # type: ignore[misc]
 
 
 def test_without_torchrl(monkeypatch):
@@ -243,7 +234,7 @@ def test_without_torchrl(monkeypatch):
 
 
 def nested(shape=()) -> Composite:
-    inner = {"c": Categorical(3, shape), "d": None}
+    inner = {"c": Categorical(3, shape), "d": {}}
     return Composite({"a": Bounded(0, 1, (*shape, 2)), "b": inner, ("e", "f"): OneHot(2, (*shape, 2))}, shape=shape)
 
 
@@ -251,10 +242,14 @@ def test_keys():
     spec = nested((4,))
     assert spec.keys() == list(spec) == ["a", "b", "e"] and len(spec) == 3
     assert spec.keys(True) == ["a", "b", ("b", "c"), ("b", "d"), "e", ("e", "f")]
-    assert spec.keys(True, True) == ["a", ("b", "c"), ("b", "d"), ("e", "f")] and spec.keys(False, True) == ["a"]
+    assert spec.keys(True, True) == ["a", ("b", "c"), ("e", "f")] and spec.keys(False, True) == ["a"]
     assert ("b", "c") in spec and "c" not in spec and ("a", "c") not in spec and 3 not in spec
-    assert spec["b", "c"] == spec["b"]["c"] == spec.get(("b", "c")) == Categorical(3, (4,)) and spec.get("x", 5) == 5
-    assert spec["b"].shape == (4,) and spec["b", "d"] is None and [key for key, _ in spec.items()] == spec.keys()
+    assert spec["b", "c"] == spec["b"]["c"] == Categorical(3, (4,))
+    assert (
+        spec["b"].shape == (4,)
+        and spec["b", "d"] == Composite(shape=(4,))
+        and [key for key, _ in spec.items()] == spec.keys()
+    )
     spec["b", "d"] = Binary(shape=(4, 2))
     spec["g"] = {"h": Unbounded(4)}
     assert spec["b"].keys() == ["c", "d"] and spec["g", "h"] == Unbounded(4)
@@ -268,16 +263,15 @@ def test_keys():
 def test_values_of_composites():
     spec = nested((4,))
     value = spec.rand((3,))
-    assert value.batch_size == (3, 4) and value["b"].batch_size == (3, 4) and ("b", "d") not in value.keys(True)
+    assert value.batch_size == (3, 4) and value["b"].batch_size == (3, 4)
     assert spec.is_in(value) and spec.is_in(value[0]) and not spec.is_in(value[0, 0]) and spec.is_in(value.to_dict())
     value["further"] = torch.zeros(3, 4)
     assert spec.is_in(value) and not spec.is_in(value.exclude(("e", "f"))) and spec.project(value) is value
-    empty = Composite(a=Composite(b={}, c=None))
+    empty = Composite(a=Composite(b={}))
     assert empty.is_in({}) and empty.project({}) == {} and empty.rand().keys(True, False)
     wrong = value.clone()
     wrong["b", "c"] += 5
-    with pytest.raises(SchemaError, match="b: c: a number of it is outside Categorical"):
-        spec.assert_is_in(wrong)
+    assert not spec.is_in(wrong) and not spec.is_in({**value.to_dict(), "b": torch.zeros(3, 4)})
     fixed = spec.project(wrong)
     assert spec.is_in(fixed) and (wrong["b", "c"] >= 5).all() and (fixed["b", "c"] == 2).all() and "further" in fixed
 
@@ -287,7 +281,7 @@ def test_shapes_of_composites():
     batched = spec.expand(4, 5)
     assert batched == nested((4, 5)) != spec and batched.expand(2, 4, 5) == nested((2, 4, 5))
     outer = Composite(inner=nested(), shape=())
-    assert Composite(inner=nested((4,)), shape=()).batch_size == () and outer["inner"].shape == ()
+    assert Composite(inner=nested((4,)), shape=()).shape == () and outer["inner"].shape == ()
     with pytest.raises(UsageError):
         Composite(inner=Composite(a=Unbounded((3, 2))), shape=(4,))
 
@@ -304,8 +298,8 @@ def test_devices_and_dtypes_of_composites():
     assert moved["i"].device == torch.device("cpu")
     assert spec.to(torch.float64)["b", "c"].dtype == torch.float64 and spec["b", "c"].dtype == torch.int64
     copied = spec.clone()
-    copied["b", "c"] = None
-    assert spec["b", "c"] is not None and spec != copied and pickle.loads(pickle.dumps(spec)) == spec
+    copied["b", "c"] = Unbounded()
+    assert spec["b", "c"] != Unbounded() and spec != copied and pickle.loads(pickle.dumps(spec)) == spec
     assert repr(Composite(a=Composite())) == (
         "Composite(\n    a: Composite(\n        device=None,\n        shape=torch.Size([])),\n"
         "    device=None,\n    shape=torch.Size([]))"
