@@ -77,7 +77,8 @@ class RayEngine(Engine):
                 if not running:
                     return
                 (reference,), _ = ray.wait(list(running))
-                record, task = self._result(reference), running.pop(reference)
+                task = running.pop(reference)
+                record = self._result(reference)
                 report([TaskProgress(task.index, task.rows, task.rows, 0, 0)])
                 yield task.index, record
         finally:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rbdata.datasets.workers.ray_cluster import RayEngine
 from rbdata.errors import FunctionError
 
 if TYPE_CHECKING:  # workers that die young need not import torch
@@ -43,19 +42,24 @@ def square(task: Task, on_rows: OnRows) -> dict[str, Any]:
 
 
 def fails(task: Task, on_rows: OnRows) -> dict[str, Any]:
-    if task.index == 3:
-        raise FunctionError("my function raised ValueError: no", hint="try another", detail="Traceback ...")
-    return {}
+    raise FunctionError("my function raised ValueError: no", hint="try another", detail="Traceback ...")
 
 
 def breaks(task: Task, on_rows: OnRows) -> dict[str, Any]:
     raise FileNotFoundError("/no/such/folder")
 
 
-def always_dies(task: Task, on_rows: OnRows) -> dict[str, Any]:
-    if task.index == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {}
+@dataclass(frozen=True)
+class Dying:
+    """Kills its worker the first time."""
+
+    file: Path
+
+    def __call__(self, task: Task, on_rows: OnRows) -> dict[str, Any]:
+        if not self.file.exists():
+            self.file.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Ticking:
     folder: Path
 
     def __call__(self, task: Task, on_rows: OnRows) -> dict[str, Any]:
-        if task.index == 0:  # a Ray of its own may take seconds to start its second worker
+        if task.index == 0:
             end = time.monotonic() + 600
             while time.monotonic() < end and not any(self.folder.iterdir()):
                 time.sleep(0.01)
@@ -75,23 +79,6 @@ class Ticking:
             file.write_text(repr(time.time()))
             time.sleep(0.001)
         return {}
-
-
-def leave_a_run(engine: RayEngine, folder: Path) -> None:
-    running: Any = engine.run(Ticking(folder), [Task(n) for n in range(9)], lambda progress: None)
-    assert next(running)[0] == 0
-    running.close()
-    left = time.time()
-    time.sleep(1)
-    assert list(folder.iterdir())
-    for file in folder.iterdir():
-        assert float(file.read_text() or 0) <= left
-
-
-def leave_a_run_of_its_own(folder: Path) -> None:
-    engine = RayEngine(2)
-    leave_a_run(engine, folder)
-    engine.close()
 
 
 @dataclass(frozen=True)
@@ -114,16 +101,6 @@ class Slow:
     def elsewhere(self) -> bool:
         """Whether a task has begun on another node."""
         return any(not path.name.startswith(self.home) for path in self.folder.iterdir())
-
-
-def dies_once(td: TensorDict, folder: str, episodes: int = 2) -> TensorDict:
-    """Doubles rewards; the first ``episodes`` different batches it meets kill their worker, once each."""
-    name = Path(folder, f"{float(td['next', 'reward'].double().sum())!r}")
-    if len(list(Path(folder).iterdir())) < episodes and not name.exists():
-        name.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    td["next", "reward"] = td["next", "reward"] * 2
-    return td
 
 
 def doubled(td: TensorDict) -> TensorDict:
