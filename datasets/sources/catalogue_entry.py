@@ -26,12 +26,11 @@ with null for what the remote does not state, or what would take too many reques
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -48,8 +47,6 @@ OBSERVATIONS: tuple[str, ...] = get_args(Observations)
 ACTIONS: tuple[str, ...] = get_args(Actions)
 
 _RANGE = re.compile(r"(.*/)(\d+)-(\d+)")
-#: Rows of a `Catalogue` that a notebook shows.
-_MOST_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ class CatalogueEntry:
 
 
 class Catalogue(tuple[CatalogueEntry, ...]):
-    """Datasets, in an order: a tuple that is short in a terminal and a table in a notebook."""
+    """Datasets, in an order: a tuple that is short in a terminal."""
 
     @property
     def ids(self) -> list[str]:
@@ -153,23 +150,6 @@ class Catalogue(tuple[CatalogueEntry, ...]):
     def __repr__(self) -> str:
         ids = self.ids if len(self) <= 4 else [*self.ids[:3], "...", self.ids[-1]]
         return f"<Catalogue of {len(self):,} datasets{': ' * bool(ids)}{', '.join(ids)}>"
-
-    def _repr_html_(self) -> str:
-        titles = ("id", "steps", "episodes", "bytes", "observations", "actions", "available", "licence")
-        rows = [
-            [", ".join(entry.available) if title == "available" else getattr(entry, title) for title in titles]
-            for entry in self[:_MOST_ROWS]
-        ]
-        more = f"<p>and {len(self) - _MOST_ROWS:,} more</p>" if len(self) > _MOST_ROWS else ""
-        head = "".join(f"<th>{title}</th>" for title in titles)
-        return f"<table><tr>{head}</tr>{''.join(map(_html_row, rows))}</table>{more}"
-
-
-def _html_row(values: Sequence[Any]) -> str:
-    shown = (
-        "-" if value is None else f"{value:,}" if isinstance(value, int) else html.escape(value) for value in values
-    )
-    return "<tr>" + "".join(f"<td>{text}</td>" for text in shown) + "</tr>"
 
 
 @dataclass(frozen=True)

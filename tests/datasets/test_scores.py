@@ -282,13 +282,11 @@ def test_wrappers_that_may_change_returns_leave_no_scores(name, how):
             _ = one.normalized_returns
 
 
-def test_environments_in_other_processes_leave_no_scores():
-    """Of `make_vec` the wrappers are known; a vector environment of another package may clip rewards by itself."""
+def test_environments_that_step_in_their_own_way_leave_no_scores():
+    """In other processes, or of another package: nothing tells which wrappers they have."""
     from rbdata.datasets.sources.gymnasium.environments import wrappers_of_returns
 
-    made = {"vectorization_mode": "async", "num_envs": 1}
-    for wrappers, found in (((Shown, Halved), ["Halved"]), ((Shown,), []), ((breakout,), ["breakout"])):
-        env = object.__new__(gymnasium.vector.AsyncVectorEnv)  # without its processes
-        env.closed, env.spec = True, EnvSpec("ALE/Breakout-v5", kwargs={**made, "wrappers": wrappers})
-        assert wrappers_of_returns(env) == found
+    env = object.__new__(gymnasium.vector.AsyncVectorEnv)  # without its processes
+    env.closed = True
+    assert wrappers_of_returns(env) == ["AsyncVectorEnv"]
     assert wrappers_of_returns(gymnasium.vector.VectorEnv()) == ["VectorEnv"]

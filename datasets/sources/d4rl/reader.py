@@ -26,7 +26,7 @@ from ...ingest.unit import Facts, Part
 from ...ingest.whole_file import ACCEPT, WholeFileReader
 from .file import CACHE, FileContents, read_flags, sample, survey
 from .registry import RegistryEntry, family_of
-from .rows import INNER, RowsUnit, count_jumps
+from .rows import INNER, RowsUnit
 
 LICENCE = "CC-BY-4.0"
 CITATION = (
@@ -64,8 +64,6 @@ _COUNTED = {
     "rounded_successors": (
         "{n:next observation differs|next observations differ} by rounding from the following row, which is taken."
     ),
-    "position_jumps": "{n:step moves|steps move} further than the agent can: resets that the file does not flag.",
-    "rows_not_finite": "{n:observation holds|observations hold} NaN or infinity, as in the file.",
 }
 
 #: What ends an episode.
@@ -130,10 +128,7 @@ class D4rlReader(WholeFileReader):
             transitions = resolve_transitions(ends, terminals, by_clock, **how)
             if not transitions.steps:
                 raise CorruptSourceError(f"{name} holds no step whose successor is known")
-            jump, jumps, shape = self.family.jump, 0, contents.columns["observations"].shape
-            if jump is not None and len(shape) == 1 and shape[0] >= 2:
-                jumps = count_jumps(file, name, transitions.end, jump)
-        transitions.counts |= {"position_jumps": jumps, "longest_trajectory": longest(transitions.end)}
+        transitions.counts["longest_trajectory"] = longest(transitions.end)
         return Found(contents, by, transitions)
 
     def take_head(self, found: Found) -> None:

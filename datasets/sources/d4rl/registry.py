@@ -77,13 +77,11 @@ PINNED = dict(line.split() for line in _lines("pinned.txt"))
 class Family:
     """``terminals_end``: whether a row flagged terminal is the last of its trajectory.
 
-    ``notes`` are sentences for the manifest. ``jump``: more than the agent can move in one step, in the units of the
-    first two observation entries (its position); a larger step inside a trajectory means that a reset went unflagged.
+    ``notes`` are sentences for the manifest.
     """
 
     terminals_end: bool = True
     notes: tuple[str, ...] = ()
-    jump: float | None = None
 
 
 #: The families that are particular in something.
@@ -103,7 +101,6 @@ _FAMILIES = {
             "AntMaze terminals come in clusters while the ant is near the goal and do not end its trajectory (D4RL issue 199).",
             "Rewards and terminals were relabelled: 1 where the following observation is within 0.5 of the evaluation goal.",
         ),
-        jump=2.0,
     ),
     "kitchen": Family(notes=("A terminal marks the end of a demonstration, whether or not all its tasks were done.",)),
     "flow": Family(notes=("The generator went on stepping after done, without a reset.",)),

@@ -49,18 +49,14 @@ class RowsUnit(Unit):
                 read = _Arrays(file, pool, self.name, transitions).read
                 successors = {"observation": "next_observations"} if self.has_next else {}
                 table = TransitionTable(self.name, read, self.names, successors, "rewards")
-                counts = {"seams": 0, "rounded_successors": 0, "rows_not_finite": 0}
                 for values, rewards, bits in table.blocks(self.columns, transitions, _BLOCK_ROWS):
                     rows = {column.key: some for column, some in zip(self.columns, values)}
-                    states = rows["observation"]
-                    if states.dtype.kind == "f" and not np.isfinite(states).all():
-                        counts["rows_not_finite"] += int((~np.isfinite(states)).any(tuple(range(1, states.ndim))).sum())
                     done += len(bits)
                     yield Block({**rows, "next/reward": rewards}, bits, done=done)
             record = {
                 "sha256": hashed.result().hexdigest(),
                 "states": transitions.steps + int(np.count_nonzero(transitions.last & transitions.keep)),
-                "counts": {**counts, **transitions.counts},
+                "counts": {"seams": 0, "rounded_successors": 0, **transitions.counts},
             }
             yield Block({}, done=done, record=record)
         finally:
@@ -84,13 +80,3 @@ class _Arrays:
         if kept is None or kept[:2] != (low, high):
             kept = self._last[path] = low, high, self._open[path].read(low, high)
         return kept[2]
-
-
-def count_jumps(file: h5py.File, name: str, end: np.ndarray, most: float) -> int:
-    """Steps inside trajectories, which ``end`` there, in which the first two observations, the position, change by more."""
-    observations, jumps = ChunkedRows(file["observations"], name), 0
-    for low in range(0, len(end) - 1, _BLOCK_ROWS):
-        high = min(low + _BLOCK_ROWS, len(end) - 1)
-        position = observations.read(low, high + 1)[:, :2]
-        jumps += int(np.count_nonzero((np.abs(np.diff(position, axis=0)).max(1) > most) & ~end[low:high]))
-    return jumps

@@ -203,9 +203,6 @@ def wrappers_of_returns(env: Any) -> list[str]:
         if isinstance(layer, (gymnasium.Wrapper, gymnasium.vector.VectorWrapper)):
             if getattr(layer, "terminal_on_life_loss", False) or _may_change_returns(type(layer)):
                 found.append(type(layer).__name__)
-        elif isinstance(layer, gymnasium.vector.AsyncVectorEnv):  # all that is known: of `make_vec`
-            wraps = _wraps(layer.spec.kwargs if layer.spec else {})
-            found += [_name_of(one) for one in wraps if not isinstance(one, type) or _may_change_returns(one)]
         elif isinstance(layer, gymnasium.vector.VectorEnv) and not isinstance(layer, gymnasium.vector.SyncVectorEnv):
             found.append(type(layer).__name__)
     return found

@@ -7,6 +7,7 @@ lane here, and a section of blocks. What steps the environments is in `reader` a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,76 +23,42 @@ _OLD = "is it one of Gym's old interface? gymnasium.make('GymV21Environment-v0',
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-class LeafRows:
-    """Makes rows of the values of one environment, ``name``, and notes values whose dtype is not that of their space.
+def row_of(leaf: SpaceLeaf, value: Any, name: str) -> np.ndarray:
+    """What the environment ``name`` gave for a leaf as a row of it, perhaps a view. Raises RbdataError when it is not of its
+    space."""
+    if leaf.is_text:
+        return text_rows([value], leaf.shape[0], leaf.key)[0]
+    try:
+        array = as_array(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"{name} gave {leaf.key} as {type(value).__name__}, which is not an array: {error}"
+        raise RbdataError(message, hint=_HINT) from error
+    basic = tuple(leaf.space.get("shape", ()))
+    if array.shape != basic:
+        message = f"{name} gave {leaf.key} of shape {array.shape}, its space says {basic}"
+        raise RbdataError(message, hint=_HINT)
+    if array.dtype.kind not in "biuf":
+        raise RbdataError(f"{name} gave {leaf.key} as {array.dtype}, its space says {leaf.dtype}", hint=_HINT)
+    try:
+        return cast(array, leaf.dtype).reshape(leaf.shape)
+    except LossyCastError as error:
+        message = f"{name} gave {leaf.key} with the value {error.value}, which {leaf.dtype} does not hold"
+        raise RbdataError(message, hint="give the space of the environment a wider dtype") from error
 
-    ``space`` is that of its observations, as JSON.
-    """
 
-    def __init__(self, name: str, space: Mapping[str, Any]) -> None:
-        self._name, self._space = name, space
-        self._cast: set[str] = set()
-
-    def row(self, leaf: SpaceLeaf, value: Any) -> np.ndarray:
-        """A value as a row of its leaf, perhaps a view of it. Raises RbdataError when it is not of its space."""
-        if leaf.is_text:
-            return text_rows([value], leaf.shape[0], leaf.key)[0]
-        try:
-            array = as_array(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            message = f"{self._name} gave {leaf.key} as {type(value).__name__}, which is not an array: {error}"
-            raise RbdataError(message, hint=_HINT) from error
-        basic = tuple(leaf.space.get("shape", ()))
-        if array.shape != basic:
-            message = f"{self._name} gave {leaf.key} of shape {array.shape}, its space says {basic}"
-            raise RbdataError(message, hint=_HINT)
-        if array.dtype != leaf.dtype:
-            array = self._converted(leaf, array)
-        return array.reshape(leaf.shape)
-
-    def pick(self, leaf: SpaceLeaf, value: Any) -> Any:
-        """The part of a value that a leaf holds. Raises RbdataError where it has none."""
-        try:
-            return leaf.pick(value)
-        except (KeyError, IndexError, TypeError) as error:
-            raise RbdataError(f"{self._name} gave no {leaf.key}, which its space has", hint=_HINT) from error
-
-    def check(self, observation: Any) -> None:
-        """Raise RbdataError for an observation with a part that the space has not: no leaf would hold it."""
-        self._check(self._space, "observation", observation)
-
-    def _check(self, space: Mapping[str, Any], key: str, value: Any) -> None:
-        if space["type"] == "Dict" and isinstance(value, Mapping):
-            inner, given = space["spaces"], {str(name): one for name, one in value.items()}
-        elif space["type"] == "Tuple" and isinstance(value, (tuple, list)):
-            inner, given = ({str(n): one for n, one in enumerate(several)} for several in (space["spaces"], value))
-        else:
-            return
-        for name, one in given.items():
-            if name not in inner:
-                message = f"{self._name} gave {key}/{name}, which its space has not"
-                hint = "add it to the observation space, so that it is recorded, or leave it out in a wrapper"
-                raise RbdataError(message, hint=hint)
-            self._check(inner[name], f"{key}/{name}", one)
-
-    def notes(self) -> list[str]:
-        """A sentence about values that were given in another dtype, if any."""
-        if not self._cast:
-            return []
-        names = ", ".join(sorted(self._cast))
-        return [f"The environment gave {names} in another dtype than its space states; stored as it states."]
-
-    def _converted(self, leaf: SpaceLeaf, array: np.ndarray) -> np.ndarray:
-        if not np.can_cast(array.dtype, leaf.dtype, "same_kind"):
-            message = f"{self._name} gave {leaf.key} as {array.dtype}, its space says {leaf.dtype}"
-            raise RbdataError(message, hint=_HINT)
-        if not np.can_cast(array.dtype, leaf.dtype, "safe"):
-            self._cast.add(leaf.key)
-        try:
-            return cast(array, leaf.dtype)
-        except LossyCastError as error:
-            message = f"{self._name} gave {leaf.key} with the value {error.value}, which {leaf.dtype} does not hold"
-            raise RbdataError(message, hint="give the space of the environment a wider dtype") from error
+def check_parts(space: Mapping[str, Any], value: Any, key: str, name: str) -> None:
+    """Raise RbdataError for an observation with a part that its ``space`` (JSON) has not: no leaf would hold it."""
+    if space["type"] == "Dict" and isinstance(value, Mapping):
+        inner, given = space["spaces"], {str(part): one for part, one in value.items()}
+    elif space["type"] == "Tuple" and isinstance(value, (tuple, list)):
+        inner, given = ({str(n): one for n, one in enumerate(several)} for several in (space["spaces"], value))
+    else:
+        return
+    for part, one in given.items():
+        if part not in inner:
+            hint = "add it to the observation space, so that it is recorded, or leave it out in a wrapper"
+            raise RbdataError(f"{name} gave {key}/{part}, which its space has not", hint=hint)
+        check_parts(inner[part], one, f"{key}/{part}", name)
 
 
 #: Bytes of rows kept in memory for all environments together, and the most rows for one.
@@ -105,16 +72,23 @@ def block_rows(columns: Sequence[Column], count: int, most: int | None = None) -
 
 
 class Lane:
-    """One environment, and the rows of it that are not written yet: up to ``room`` states.
+    """One environment, ``name``, and the rows of it that are not written yet: up to ``room`` states. ``space`` is that of its
+    observations, as JSON.
 
     An action is put into its row before the environment gets it, and an observation before the policy gets it: both may
     change what they are given, and may use one array again and again.
     """
 
     def __init__(
-        self, number: int, values: LeafRows, states: Sequence[SpaceLeaf], steps: Sequence[SpaceLeaf], room: int
-    ):
-        self.number, self._values, self._room = number, values, room
+        self,
+        number: int,
+        name: str,
+        space: Mapping[str, Any],
+        states: Sequence[SpaceLeaf],
+        steps: Sequence[SpaceLeaf],
+        room: int,
+    ) -> None:
+        self.number, self._name, self._space, self._room = number, name, space, room
         self._of_states, self._of_steps = (
             [(leaf, np.zeros((room, *leaf.shape), leaf.dtype)) for leaf in leaves] for leaves in (states, steps)
         )
@@ -129,7 +103,7 @@ class Lane:
 
     def put_state(self, observation: Any) -> None:
         """Take an observation. Raises RbdataError if it is not of its space."""
-        self._values.check(observation)
+        check_parts(self._space, observation, "observation", self._name)
         self._put(self._of_states, self.states, observation)
         self.states += 1
 
@@ -174,9 +148,12 @@ class Lane:
 
     def _put(self, buffers: Sequence[tuple[SpaceLeaf, np.ndarray]], row: int, value: Any) -> None:
         for leaf, rows in buffers:
-            one = self._values.pick(leaf, value) if leaf.path else value
+            try:
+                one = leaf.pick(value)
+            except (KeyError, IndexError, TypeError) as error:
+                raise RbdataError(f"{self._name} gave no {leaf.key}, which its space has", hint=_HINT) from error
             same = type(one) is np.ndarray and one.dtype == rows.dtype and one.shape == leaf.shape
-            rows[row] = one if same else self._values.row(leaf, one)
+            rows[row] = one if same else row_of(leaf, one, self._name)
 
 
 def block_of(
@@ -206,53 +183,27 @@ def step_results(returned: Any) -> tuple[Any, float, int]:
         raise RbdataError(f"it returned {_described(returned)}, not {wanted}", hint=_OLD) from error
     if terminated is False is truncated and isinstance(reward, float) and -_LARGEST <= reward <= _LARGEST:
         return observation, reward, 0  # nearly always
-    return observation, to_reward(reward), to_end(terminated, truncated)
-
-
-def to_reward(value: Any) -> float:
-    """A reward: a number, or an array or tensor of one. Raises RbdataError for what float32 cannot hold."""
-    if isinstance(value, int) and abs(value) > _LARGEST:  # NumPy may not hold it at all
-        raise RbdataError("it gave a reward that float32 does not hold", hint="rewards are stored as float32")
-    reward = value if isinstance(value, float) else float(_number(value, "reward"))
-    if not abs(reward) <= _LARGEST:
-        problem = "which float32 does not hold" if np.isfinite(reward) else "a reward that is not a finite number"
-        raise RbdataError(f"it gave {reward}, {problem}", hint="rewards are stored as float32")
-    return reward
-
-
-def to_end(terminated: Any, truncated: Any) -> int:
-    """How an episode ends with these flags, 0 if it continues. Raises RbdataError for flags that are not true or false."""
-    return END_TERMINATED * _flag(terminated, "terminated") + END_TRUNCATED * _flag(truncated, "truncated")
+    end = END_TERMINATED * _flag(terminated, "terminated") + END_TRUNCATED * _flag(truncated, "truncated")
+    return observation, _number(reward, "reward"), end
 
 
 def _flag(value: Any, name: str) -> bool:
-    if value is True or value is False or type(value) is np.bool_:
-        return bool(value)
     number = _number(value, name)
-    if number != 0 and number != 1:
+    if number not in (0, 1):
         raise RbdataError(f"it gave {name} as {value!r:.60}, which is neither true nor false")
     return bool(number)
 
 
-def _number(value: Any, name: str) -> Any:
-    try:
+def _number(value: Any, name: str) -> float:
+    """A number, or an array or tensor of one. Raises RbdataError for anything else, and for what float32 cannot hold."""
+    with suppress(TypeError, ValueError, RuntimeError):
         array = as_array(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise RbdataError(f"it gave {name} as {value!r:.60}, not one number") from error
-    if array.size != 1 or array.dtype.kind not in "fiub":
-        raise RbdataError(f"it gave {name} as {value!r:.60}, not one number")
-    return array.reshape(-1)[0]
+        if array.size == 1 and array.dtype.kind in "fiub" and abs(number := float(array.reshape(-1)[0])) <= _LARGEST:
+            return number
+    message = f"it gave {name} as {value!r:.60}, not one finite number that float32 holds"
+    raise RbdataError(message, hint="rewards are stored as float32")
 
 
 def _described(returned: Any) -> str:
     several = isinstance(returned, (tuple, list))
     return f"{len(returned)} values" if several else f"{type(returned).__name__} {returned!r:.40}"
-
-
-def count_outside(leaf: SpaceLeaf, rows: np.ndarray) -> int:
-    """How many rows of an action lie outside its Box."""
-    if leaf.space["type"] != "Box" or leaf.space["low"] is None or leaf.space["high"] is None:
-        return 0
-    low, high = (np.array(leaf.space[name], float).astype(rows.dtype) for name in ("low", "high"))
-    beyond = (rows < low) | (rows > high)
-    return int(beyond.reshape(len(rows), -1).any(1).sum()) if len(rows) else 0

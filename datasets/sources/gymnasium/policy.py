@@ -190,13 +190,7 @@ def _checked_array(action: Any, space: gymnasium.Space, count: int | None) -> An
         return cast(array, space.dtype)
     if array.dtype.kind not in "iub":
         raise TypeError(f"its dtype is {array.dtype}, not a whole number")
-    low: Any = getattr(space, "start", 0)  # of Discrete and MultiDiscrete
-    high = low + getattr(space, "n" if isinstance(space, spaces.Discrete) else "nvec", 2)
-    if ((array < low) | (array >= high)).any():
-        one = isinstance(space, spaces.Discrete) and count is None
-        raise ValueError(f"it is not among {low}..{high - 1}" if one else "there is no such action")
-    return (
-        np.int64(array)
-        if isinstance(space, spaces.Discrete) and count is None
-        else array.astype(space.dtype, copy=False)
-    )
+    values = array.astype(space.dtype, copy=False)[()]  # of Discrete a number
+    if not all(map(space.contains, [values] if count is None else values)):
+        raise ValueError("there is no such action")
+    return values

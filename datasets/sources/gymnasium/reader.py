@@ -38,7 +38,7 @@ from ...ingest.spaces import SpaceLeaf, renamed, space_json, space_leaves
 from ...ingest.trajectories import Column, count_outcomes
 from ...ingest.unit import Facts, Part, Unit
 from .environments import Made, classes_of, importable, specification, warnings_noted, wrappers_of_returns
-from .lanes import Lane, LeafRows, block_of, block_rows, count_outside, first_observation, step_results
+from .lanes import Lane, block_of, block_rows, first_observation, step_results
 from .policy import RANDOM, Actor, find_policy, name_policy, reference, seed_generators
 
 _REPORT_EVERY = 256
@@ -72,13 +72,8 @@ class PolicyUnit(Unit):
                 seed_generators(self.given["seed"])
                 with self.made.opened() as envs:
                     actor = Actor(envs, policy, name_policy(self.policy), self.given["epsilon"], self.given["seed"])
-                    recording = _Recording(self, envs, actor)
-                    yield from recording.blocks()
-            about = {
-                "counts": {"actions_out_of_bounds": recording.outside},
-                "notes": [*notes, *recording.values.notes()],
-            }
-            yield Block({}, place=(0, 0), record=about, done=self.rows)
+                    yield from _Recording(self, envs, actor).blocks()
+            yield Block({}, place=(0, 0), record={"notes": notes}, done=self.rows)
 
 
 class _EnvLane(Lane):
@@ -100,10 +95,9 @@ class _Recording:
 
     def __init__(self, task: PolicyUnit, envs: list[Any], actor: Actor) -> None:
         self._task, self._actor, self._done = task, actor, 0
-        self.values = LeafRows(task.made.id, space_json(envs[0].observation_space))
-        self.outside = 0  # actions beyond the bounds of their Box
-        room = block_rows(task.columns, len(envs))
-        self._lanes = [_EnvLane(n, self.values, task.observation, task.action, room) for n in range(len(envs))]
+        space, room = space_json(envs[0].observation_space), block_rows(task.columns, len(envs))
+        of = (task.made.id, space, task.observation, task.action, room)
+        self._lanes = [_EnvLane(number, *of) for number in range(len(envs))]
         for lane, env in zip(self._lanes, envs):
             lane.env = env
             lane.steps_left = _share(task.given["steps"], len(envs), lane.number)
@@ -176,11 +170,9 @@ class _Recording:
 
     def _rows(self) -> Iterator[Block]:
         """What is in memory."""
-        first = len(self._task.observation)
         for lane in self._lanes:
             rows, rewards, bits = lane.ready()
             if len(bits):
-                self.outside += sum(map(count_outside, self._task.action, rows[first:]))
                 yield block_of(self._task.columns, rows, rewards, bits, lane.number, self._counted())
                 lane.drop()
 
@@ -191,8 +183,7 @@ def _share(total: int | None, count: int, number: int) -> float:
 
 
 _COUNTED = {
-    "cut_episodes": "{n:episode was|episodes were} cut by the end of the recording; the final observation is true.",
-    "actions_out_of_bounds": "{n:action lies|actions lie} outside the Box; stored as the policy returned.",
+    "cut_episodes": "{n:episode was|episodes were} cut by the end of the recording; the final observation is true."
 }
 
 
@@ -250,12 +241,13 @@ class EnvironmentReader(Reader):
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        about = parts[-1].about
-        counts = {**count_outcomes(episodes.outcomes), **about["counts"], "environments": self.environments}
+        counts = {**count_outcomes(episodes.outcomes), "environments": self.environments}
         made_of = {"name": self.name, "size": None, "crc32c": None}
         states = episodes.steps + len(episodes)
         spec = PartSpec("recording", states, "recording", made_of, number=0, first_state=0)
-        notes = list(dict.fromkeys([*self.more_notes, *about["notes"]])) + count_notes(_COUNTED, counts)
+        notes = list(dict.fromkeys([*self.more_notes, *parts[-1].about.get("notes", ())])) + count_notes(
+            _COUNTED, counts
+        )
         if any(leaf.is_text for leaf in [*self.observation, *self.action]):
             notes.append("Texts are stored as UTF-8 bytes, zero-padded.")
         return Facts(counts, notes, [spec], self.spaces)

@@ -28,7 +28,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from .... import settings
-from ....errors import DatasetBusyError, DatasetExistsError, RbdataError, UsageError, reason
+from ....errors import DatasetExistsError, RbdataError, UsageError, reason
 from ....storage.folder import DatasetPlace, make_writable
 from ....storage.work import Work
 from ...ingest.block import END_CUT, END_TRUNCATED, Block
@@ -38,7 +38,7 @@ from ...ingest.records import ConvertOptions, Expectation
 from ...ingest.request import Listener, Request
 from ...ingest.unit import Part, Unit
 from .episode_log import EpisodeLog, LoggedSteps
-from .lanes import Lane, LeafRows, block_of, block_rows, count_outside, first_observation, to_end, to_reward
+from .lanes import Lane, block_of, block_rows, first_observation, step_results
 from .policy import check_action
 from .reader import EnvironmentReader
 from .source import check_name, join_name
@@ -46,8 +46,6 @@ from .source import check_name, join_name
 #: The log, in the working folder of the dataset.
 LOG = "episodes.log"
 _NOT_RECORDED = "this action cannot be recorded:"
-#: The datasets of the recorders that are open in this process.
-_open: set[Path] = set()
 #: Bytes of rows of an episode that are kept in memory.
 _PIECE_BYTES = 16 << 20
 
@@ -80,16 +78,13 @@ class LogUnit(Unit):
     reader: LoopReader
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
-        reader, done, outside = self.reader, 0, 0
+        reader, done = self.reader, 0
         assert reader.log is not None
         for env in range(reader.environments):
             for piece in reader.log.pieces(env):
-                outside += sum(map(count_outside, reader.action, piece.rows[len(reader.observation) :]))
                 bits = np.zeros(len(piece.rewards), np.uint8)
                 bits[-1], done = piece.end, done + len(bits)
                 yield block_of(reader.columns, piece.rows, piece.rewards, bits, env, done)
-        about = {"counts": {"actions_out_of_bounds": outside}, "notes": list(reader.more_notes)}
-        yield Block({}, place=(0, 0), record=about, done=done)
 
 
 class _OpenEpisode(Lane):
@@ -106,14 +101,14 @@ class _OpenEpisode(Lane):
         self.put_state(observation)
         self.is_open, self._begins = True, True
 
-    def step(self, observation: Any, reward: Any, terminated: Any, truncated: Any) -> None:
-        """Record a step, whose action has been put, and the end of the episode if it is the last.
+    def step(self, returned: Any) -> None:
+        """Record what ``step`` returned, whose action has been put, and the end of the episode if it is the last.
 
         Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
         """
         try:
-            end = to_end(terminated, truncated)
-            self.put_step(observation, to_reward(reward), 0)
+            observation, reward, end = step_results(returned)
+            self.put_step(observation, reward, 0)
         except RbdataError:
             self.end(END_CUT)
             raise
@@ -141,6 +136,9 @@ class _OpenEpisode(Lane):
 class Tape:
     """The recording of a loop: an episode for each environment, the log they write to, the lock of the dataset."""
 
+    #: After an error, of which nobody knows which of several environments were stepped.
+    must_reset = False
+
     def __init__(
         self,
         env: Any,
@@ -162,10 +160,6 @@ class Tape:
         self._reader = reader = LoopReader(spec.id if spec else str(name), env, count, options)
         self.place = DatasetPlace(where, full)
         make_writable(where)
-        if self.place.path in _open:
-            message = f"a Recorder of {full} is still open in this program"
-            hint = "close() it first, which makes its dataset, or record under another name"
-            raise DatasetBusyError(message, hint=hint)
         with ExitStack() as stack:
             stack.enter_context(self.place.lock())
             self.place.recover()
@@ -175,12 +169,10 @@ class Tape:
             work = Work(self.place, mark_of(reader, self.place), restart=force)
             work.remember("log", True)  # what it holds is worth keeping
             self.log = reader.log = EpisodeLog(work.folder / LOG, reader.columns)
-            _open.add(self.place.path)
-            stack.callback(_open.discard, self.place.path)
             self._held = stack.pop_all()
-        self._values = LeafRows(reader.title, reader.spaces["observation"])
         room = block_rows(reader.columns, count, _PIECE_BYTES)
-        self.lanes = [_OpenEpisode(n, self._values, reader.observation, reader.action, room) for n in range(count)]
+        of = (reader.title, reader.spaces["observation"], reader.observation, reader.action, room)
+        self.lanes = [_OpenEpisode(number, *of) for number in range(count)]
         for lane in self.lanes:
             lane.log = self.log
 
@@ -190,6 +182,7 @@ class Tape:
         try:
             yield
         except BaseException as error:
+            self.must_reset = True
             for lane in self.lanes:
                 lane.end(END_CUT)
             if isinstance(error, RbdataError) and self._reader.title not in reason(error):
@@ -201,7 +194,6 @@ class Tape:
         try:
             for lane in self.lanes:
                 lane.end(END_CUT)
-            self._reader.more_notes = self._values.notes()
             if self.log.counts[0]:
                 self._held.close()  # the run takes the lock
                 return run(self._reader, self.place, self._request, self._listener, self._reader.location.url).path
@@ -313,9 +305,9 @@ class Recorder(_RecorderBase, gymnasium.Wrapper[Any, Any, Any, Any]):
             raise UsageError("there is no episode to step in", hint="call reset() first")
         lane.put_action(check_action(action, self.env.action_space, None, _NOT_RECORDED))
         with self._tape.cutting():
-            observation, reward, terminated, truncated, info = self.env.step(action)
-            lane.step(observation, reward, terminated, truncated)
-        return observation, reward, terminated, truncated, info
+            returned = self.env.step(action)
+            lane.step(returned)
+        return returned
 
 
 # What `help` and editors show of a class is the signature of `__new__`.
@@ -329,8 +321,6 @@ class VectorRecorder(_RecorderBase, gymnasium.vector.VectorWrapper):
         super().__init__(env)
         self._mode = _autoreset_mode(env)
         self._begin(Tape(env, env.num_envs, **options))
-        #: After an error, of which no lane knows whether its environment was stepped.
-        self._must_reset = False
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those of ``options["reset_mask"]``; their episodes begin."""
@@ -338,44 +328,35 @@ class VectorRecorder(_RecorderBase, gymnasium.vector.VectorWrapper):
         which = np.ones(self.num_envs, bool) if mask is None else np.asarray(mask, bool).copy()
         if self._tape is None:
             return self.env.reset(seed=seed, options=options)
-        with self._cutting(self._tape):
+        with self._tape.cutting():
             observations, info = self.env.reset(seed=seed, options=options)
             for lane, begins, observation in zip(self._tape.lanes, which, self._each(observations)):
                 if begins:
                     lane.begin(observation)
-        self._must_reset = self._must_reset and not which.all()
+        self._tape.must_reset &= not which.all()
         return observations, info
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Step all environments, and record the steps; one that only resets an environment is not recorded."""
         if self._tape is None:
             return self.env.step(actions)
-        if self._must_reset:
+        if self._tape.must_reset:
             raise UsageError("there are no episodes to step in", hint="call reset() first, for all environments")
         stacked = check_action(actions, self.env.single_action_space, self.num_envs, _NOT_RECORDED)
         for lane, action in zip(self._tape.lanes, iterate(self.env.action_space, stacked)):
             if lane.is_open:
                 lane.put_action(action)
-        with self._cutting(self._tape):
+        with self._tape.cutting():
             observations, rewards, terminated, truncated, info = self.env.step(actions)
             for i, (lane, observation) in enumerate(zip(self._tape.lanes, self._each(observations))):
                 if lane.is_open:
-                    lane.step(observation, rewards[i], terminated[i], truncated[i])
+                    lane.step((observation, rewards[i], terminated[i], truncated[i], info))
                 elif self._mode == AutoresetMode.NEXT_STEP:
                     lane.begin(observation)
         return observations, rewards, terminated, truncated, info
 
     def _each(self, observations: Any) -> Sequence[Any]:
         return list(iterate(self.env.observation_space, observations))
-
-    @contextmanager
-    def _cutting(self, tape: Tape) -> Iterator[None]:
-        try:
-            with tape.cutting():
-                yield
-        except BaseException:
-            self._must_reset = True
-            raise
 
 
 def _autoreset_mode(env: Any) -> AutoresetMode:

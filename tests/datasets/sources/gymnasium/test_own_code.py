@@ -254,14 +254,14 @@ class Returns(gymnasium.Env):
 
 HUGE = np.array([1e39, 0])
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"reward": 1e39}, r"it gave 1e\+39, which float32 does not hold"),
-    ({"reward": np.inf}, "inf, a reward that is not a finite number"),
-    ({"reward": 10**400}, "float32 does not hold"),
-    ({"reward": None}, "reward as None, not one number"),
-    ({"reward": "3"}, "reward as '3', not one number"),
-    ({"reward": np.zeros(2)}, "not one number"),
+    ({"reward": 1e39}, r"reward as 1e\+39, not one finite number that float32 holds"),
+    ({"reward": np.inf}, "reward as inf, not one finite number"),
+    ({"reward": 10**400}, "reward as 10{58,60}.*, not one finite number"),
+    ({"reward": None}, "reward as None, not one finite number"),
+    ({"reward": "3"}, "reward as '3', not one finite number"),
+    ({"reward": np.zeros(2)}, "not one finite number"),
     ({"reward": np.ma.masked_array(1.0, True)}, "it gave reward as masked_array"),
-    ({"reward": [[1], [2, 3]]}, r"reward as \[\[1\], \[2, 3\]\], not one number"),
+    ({"reward": [[1], [2, 3]]}, r"reward as \[\[1\], \[2, 3\]\], not one finite number"),
     ({"terminated": np.ma.masked_array(False, True)}, "it gave terminated as masked_array"),
     ({"terminated": 2}, "terminated as 2, which is neither true nor false"),
     ({"terminated": None}, "terminated as None"),
@@ -272,9 +272,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"observation": [[1], [2, 3]]}, "is not an array"),
     ({"observation": np.ma.masked_array(np.zeros(2, np.float32), [True, False])}, "elements are masked"),
     ({"observation": np.zeros(2, complex)}, "as complex128"),
-    ({"space": spaces.Box(0, 9, (2,), np.uint8), "observation": np.array([300, 1])}, "as int64, its space says uint8"),
+    ({"space": spaces.Box(0, 9, (2,), np.uint8), "observation": np.array([300, 1])}, "the value 300, which uint8"),
     ({"space": spaces.Box(0, 9, (2,), np.uint8), "observation": np.array([300, 1], np.uint16)}, "the value 300"),
-    ({"space": spaces.Box(0, 9, (2,), np.uint8), "observation": np.array([0.5, 1])}, "as float64"),
+    ({"space": spaces.Box(0, 9, (2,), np.uint8), "observation": np.array([0.5, 1])}, "the value 0.5, which uint8"),
     ({"space": spaces.Box(-9, 9, (2,), np.int8), "observation": np.array([-200, 1])}, "the value -200"),
     ({"space": spaces.Box(-9, 9, (2,), np.float32), "observation": np.array([2**25 + 1, 1])}, "the value 33554433"),
     ({"old": True}, r"it returned ndarray .*, not \(observation, info\)"),
@@ -293,11 +293,11 @@ def test_results_that_cannot_be_stored_are_refused(told, said, way, root):
         assert not [*root.rglob("*")]
         return
     env = rbdata.Recorder(Returns(**told), name="own")
-    with pytest.raises((RbdataError, ValueError), match="not enough values" if "short" in told else said):
+    with pytest.raises(RbdataError, match=said):
         env.reset()
         for _ in range(3):
             env.step(0)
-    if not told.keys() & {"old", "short"}:
+    if "old" not in told:
         with pytest.raises(UsageError, match="no episode"):  # this step is not in it, so that it cannot go on
             env.step(0)
         env.close()
