@@ -1,4 +1,4 @@
-"""Sends datasets to mirrors, lists what a mirror holds, and removes it; `copies` fetches from one.
+"""Sends datasets to mirrors, and lists what a mirror holds; `copies` fetches from one.
 
 A mirror holds converted datasets, raw files, or both. Its layout is that of a root, so a root is a mirror too:
 
@@ -6,13 +6,12 @@ A mirror holds converted datasets, raw files, or both. Its layout is that of a r
     <mirror>/.raw/atari/dqn/Pong/5/replay_logs/...             raw files, in the provider's layout
     <mirror>/<the provider's layout>                           the same without those two folders: a copy of a bucket
 
-`push` sends the manifest last, and `remove` removes it first, so a mirror never lists an incomplete dataset.
+`push` sends the manifest last, so a mirror never lists an incomplete dataset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -33,8 +32,7 @@ from ..storage.snapshot import state_of
 from ..storage.threads import map_in_threads
 from . import catalogue, local
 from .copies import Copy, find_copy, read_copy, same_content
-from .fetch import FetchOptions, Location, RemoteObject, open_location, open_mirror
-from .fetch.directory import DirectoryLocation
+from .fetch import FetchOptions, Location, open_location, open_mirror
 from .fetch.location import join_path
 from .fetch.upload import LocalFile, open_writable, upload
 from .ingest.raw_files import FOLDER as RAW_FOLDER
@@ -214,72 +212,3 @@ def _describe(location: Location, folder: str) -> MirrorEntry:
     except (DatasetNotFoundError, DamagedDatasetError) as error:
         return MirrorEntry("dataset", folder, 0, None, problem=error.message)
     return MirrorEntry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)
-
-
-# -- remove ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a mirror holds under a name: paths of ``files`` in the order of removal, and ``bytes`` as far as sizes are stated.
-
-    The manifest comes first; last comes the file by which an interrupted removal is found again.
-    """
-
-    name: str
-    url: str
-    files: tuple[str, ...]
-    bytes: int
-
-
-def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None) -> Held:
-    """What a mirror holds under an id, bare name or folder as `ls` shows it.
-
-    Raises ObjectNotFoundError if it holds nothing of that name, and the fetch errors.
-    """
-    location = open_mirror(destination, options=fetch)
-    named, full = text.strip("/"), ""
-    with suppress(DatasetNotFoundError, UsageError):
-        full = catalogue.resolve(text)[0]
-    # A bare name of a dataset that its source does not list is looked for below every source.
-    for name in filter(None, dict.fromkeys((named, full, *(f"{one}/{named}" for one in catalogue.source_names())))):
-        if objects := _objects(location, name):
-            last = f"{name}/meta.json"
-            files = sorted(objects, key=lambda path: (not path.endswith("/" + FILENAME), path == last, path))
-            return Held(name, location.url, tuple(files), sum(item.size or 0 for item in objects.values()))
-    message = f"{location.url} holds no dataset and no raw files named {text}"
-    raise ObjectNotFoundError(message, hint="`rbdata mirror ls` shows what it holds")
-
-
-def remove(
-    held: Held,
-    destination: str,
-    *,
-    fetch: FetchOptions | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Remove ``held``, reporting ``on_progress(files removed, all files)``.
-
-    Raises UsageError for a read-only location, and the fetch errors.
-    """
-    mirror, files, done = open_writable(destination, fetch), held.files, 0
-    for some in (files[:1], files[1:-1], files[1:][-1:]):
-        for _ in map_in_threads(mirror.remove, some, CONNECTIONS, "rbdata-remove"):
-            done += 1
-            on_progress(done, len(files))
-    if isinstance(mirror, DirectoryLocation):
-        mirror.prune(held.name)
-
-
-def _objects(location: Location, folder: str) -> dict[str, RemoteObject]:
-    """The files of a folder, and of its subfolders if it holds a dataset; empty if it has no files itself."""
-    files: dict[str, RemoteObject] = {}
-    try:
-        for here, objects, names in location.walk(folder):
-            files.update({join_path(here, item.name): item for item in objects})
-            if here == folder and not any(path.endswith((".memmap", "/meta.json", "/" + FILENAME)) for path in files):
-                names.clear()
-    except ObjectNotFoundError:
-        if files:
-            raise
-    return files

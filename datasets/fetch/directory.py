@@ -12,7 +12,6 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ChecksumError, DiskError, ObjectNotFoundError, UsageError
-from ...storage.folder import remove_empty
 from .location import PIECE, Location, Names, Objects, OnBytes, RemoteObject
 from .reading import fetch_to_file
 from .retries import MISSING, FetchOptions
@@ -47,11 +46,6 @@ class DirectoryLocation(Location):
     def writable(self) -> DirectoryLocation:
         """This location; what the file system refuses is an error of the write."""
         return self
-
-    def prune(self, folder: str) -> None:
-        """Remove the empty folders in a folder, and its parents that become empty."""
-        for here, _, _ in os.walk(Path(self.url, folder), topdown=False):
-            remove_empty(Path(here), Path(self.url))
 
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
         with Path(obj.url).open("rb") as file:
@@ -97,18 +91,6 @@ class DirectoryLocation(Location):
             raise DiskError(message, hint="choose another mirror to push to") from error
         here = DirectoryLocation(str(source.parent.resolve()))
         fetch_to_file(here, here.stat(source.name), target, on_bytes=count, on_resume=count)
-
-    def _remove(self, url: str) -> None:
-        """Also folders that become empty. Of a file below a symbolic link, the link: its target is not part of the mirror."""
-        top, target = Path(self.url), Path(url)
-        above = (top / parent for parent in reversed(target.relative_to(top).parents) if parent.parts)
-        target = next((link for link in above if link.is_symlink()), target)
-        try:
-            target.unlink(missing_ok=True)
-        except OSError as error:
-            message = f"{target} cannot be removed: {error.strerror}"
-            raise DiskError(message, hint="check the owner and permissions of the mirror") from error
-        remove_empty(target.parent, top)
 
 
 def _to_object(path: str, status: os.stat_result) -> RemoteObject:

@@ -19,7 +19,7 @@ from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch.upload import LocalFile, open_writable, upload
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
-from rbdata.datasets.mirrors import find_held, ls, push, remove
+from rbdata.datasets.mirrors import ls, push
 from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
@@ -321,21 +321,6 @@ def test_damage_is_not_spread(root: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "mirror").exists(), "a refused push leaves nothing"
 
 
-def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str) -> None:
-    """By its bare name; in a directory, S3 and Google Cloud Storage. The manifest goes first."""
-    push(ID, place, root=root, fetch=QUICK)
-    push("my/team/breakout", place, root=root, fetch=QUICK)
-    held = find_held("Breakout/1", place, fetch=QUICK)
-    assert held.name == ID and held.files[0] == f"{ID}/rbdata.json"
-    assert sorted(held.files[1:]) == [f"{ID}/{name}" for name in sorted(read_manifest(root / ID).files)]
-    remove(held, place, fetch=QUICK)
-    assert [entry.name for entry in ls(place, fetch=QUICK)] == ["my/team/breakout"]
-    if place.startswith("/"):
-        assert not Path(place, "atari").exists()
-    with pytest.raises(ObjectNotFoundError, match="no dataset and no raw files named"):
-        find_held("Breakout/1", place, fetch=QUICK)
-
-
 def test_another_dataset_is_not_replaced_unasked(root: Path, tmp_path: Path) -> None:
     place = str(tmp_path / "mirror")
     push(ID, place, root=root, fetch=QUICK)
@@ -444,40 +429,6 @@ def test_gcs_files_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.Monke
     assert upload(mirror, LocalFile(path), "large", told.append)
     assert sum(told) == path.stat().st_size
     assert not upload(mirror, LocalFile(path), "large")
-
-
-def test_removal_stays_inside_the_mirror(tmp_path):
-    """A mirror that others write to may hold links: what they lead to is not removed."""
-    from storage_tools import make_episodes, write_dataset
-
-    folder = write_dataset(tmp_path / "mirror", make_episodes([3]), "zstd")
-    outside = tmp_path / "outside"
-    (folder / "observation").rename(outside)
-    (folder / "observation").symlink_to(outside)
-    remove(find_held("my/test", str(tmp_path / "mirror")), str(tmp_path / "mirror"))
-    assert sorted(path.name for path in outside.iterdir()) == ["blob", "dictionary", "offsets"]
-    assert not folder.exists()
-
-
-def test_a_removal_that_was_killed_is_ended_by_the_next(tmp_path):
-    """After any number of files but all, folders that became empty still there."""
-    from storage_tools import make_episodes, write_dataset
-
-    place = tmp_path / "mirror"
-    write_dataset(tmp_path / "made", make_episodes([3]), "zstd")
-    files = find_held("my/test", str(tmp_path / "made")).files
-    for number in range(len(files)):
-        shutil.copytree(tmp_path / "made", place)
-        for path in files[:number]:
-            (place / path).unlink()
-        remove(find_held("my/test", str(place)), str(place))
-        assert list(place.iterdir()) == [], number
-        place.rmdir()
-    (tmp_path / "outside" / "empty").mkdir(parents=True)
-    (place / "my").mkdir(parents=True)
-    (place / "my" / "test").symlink_to(tmp_path / "outside")
-    with pytest.raises(ObjectNotFoundError):
-        find_held("my/test", str(place))
 
 
 def test_a_mirror_is_a_path_or_text(tmp_path):
