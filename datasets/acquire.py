@@ -3,8 +3,8 @@ a copy on a mirror."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from .. import settings
@@ -13,14 +13,13 @@ from ..errors import (
     DatasetExistsError,
     DatasetNotFoundError,
     ObjectNotFoundError,
-    TransientFetchError,
     UsageError,
 )
 from ..storage.folder import DatasetPlace, check_id, check_is_text, make_writable
 from ..storage.lock import when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
-from .copies import Copy, copy_dataset, estimate_copy, find_converted, find_copy, same_content, same_request
+from .copies import Copy, copy_dataset, estimate_copy, find_converted, find_copy, same_content
 from .fetch import open_location, open_mirror
 from .fetch.location import is_hub_dataset
 from .ingest.pipeline import run, write_dataset
@@ -31,7 +30,7 @@ from .ingest.request import Estimate as Estimate
 from .ingest.request import Listener as Listener
 from .ingest.request import Outcome as Outcome
 from .ingest.request import Request as Request
-from .ingest.request import announce_replacement, extend, find_existing, list_missing
+from .ingest.request import extend, find_existing, list_missing
 from .local import find, known_here
 from .published import open_published, open_raw_objects
 from .repair import keep
@@ -110,17 +109,10 @@ class _Download:
 
     def check(self, existing: Manifest) -> None:
         """Raise DatasetExistsError if the dataset that is there is not the one that is asked for."""
-        if self.request.mirror:
-            named = self.source is not None and not self.source.makes
-            try:
-                there = self.copy or find_converted(self.request.mirror, existing.id, self.request.fetch)
-            except TransientFetchError:
-                if not named:
-                    raise
-                there = None  # the provider's name says what it is, also where no network is
-            # Only its contents tell what an id means that no provider gave.
-            if not named or (there and same_request(existing, there.manifest)):
-                _check_same(existing, self.request.mirror, there)
+        # Only its contents tell what an id means that no provider gave.
+        if self.request.mirror and (self.copy or self.source is None or self.source.makes):
+            there = self.copy or find_converted(self.request.mirror, existing.id, self.request.fetch)
+            _check_same(existing, self.request.mirror, there)
         if self.source is not None:
             self.source.check_existing(existing, self.request.options)
 
@@ -130,19 +122,11 @@ class _Download:
 
     def take_copy(self, copy: Copy) -> Outcome:
         """Copy a converted dataset."""
-        request, place, began = self.request, self.place, time.monotonic()
+        request, place, listener = self.request, self.place, self.listener
+        plan = partial(estimate_copy, copy, place, force=request.force)
+        write = partial(copy_dataset, copy, place, listener, force=request.force, command=request.command)
         shards, url = copy.manifest.source.get("shards", ()), copy.location.url
-
-        def write() -> tuple[Estimate, Manifest]:
-            announce_replacement(place, request, shards, url, self.listener)
-            return copy_dataset(copy, place, self.listener, force=request.force, command=request.command)
-
-        if not request.dry_run:
-            return write_dataset(place, request, write, self.check)
-        announce_replacement(place, request, shards, url, self.listener)
-        estimate = estimate_copy(copy, place, force=request.force)
-        self.listener.on_estimate(estimate)
-        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
+        return write_dataset(place, request, listener, shards, url, plan, write, self.check)
 
     def open(self, source: Source) -> Reader:
         """Open the raw objects on the mirror, or at the provider's places."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import operator
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -62,20 +62,14 @@ def run(
     Raises the fetch errors of `errors`, CorruptSourceError, DiskError, DatasetBusyError, DatasetExistsError. What is finished
     before an error or KeyboardInterrupt is kept for the next run.
     """
-    if request.dry_run:
-        began = time.monotonic()
-        announce_replacement(place, request, reader.shards(), url, listener)
-        estimate = dry_run(reader, place, request, listener)
-        listener.on_estimate(estimate)
-        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
 
     def write() -> tuple[Estimate, Manifest]:
-        announce_replacement(place, request, reader.shards(), url, listener)
         if request.force and place.exists():
             reader.set_previous_objects(read_objects(place))
         return make(reader, place, request, listener, url)
 
-    return write_dataset(place, request, write, check)
+    plan = partial(dry_run, reader, place, request, listener)
+    return write_dataset(place, request, listener, reader.shards(), url, plan, write, check)
 
 
 def restore(reader: Reader, place: DatasetPlace, request: Request, listener: Listener, url: str) -> Estimate:
@@ -91,14 +85,24 @@ def restore(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
 def write_dataset(
     place: DatasetPlace,
     request: Request,
+    listener: Listener,
+    shards: Collection[int],
+    url: str,
+    plan: Callable[[], Estimate],
     write: Callable[[], tuple[Estimate, Manifest]],
-    check: Callable[[Manifest], object] = lambda existing: None,
+    check: Callable[[Manifest], object],
 ) -> Outcome:
-    """Have ``write`` put a dataset at a place, with the place's lock, unless another process has made it by then.
+    """Have ``write`` put a dataset with these ``shards``, from ``url``, at a place, with the place's lock, unless another
+    process has made it by then; in a dry run, ``plan`` says what it would do.
 
     ``check`` raises if the dataset that process made is not the requested one.
     """
     began = time.monotonic()
+    if request.dry_run:
+        announce_replacement(place, request, shards, url, listener)
+        estimate = plan()
+        listener.on_estimate(estimate)
+        return Outcome(place.id, place.path, "planned", None, time.monotonic() - began, estimate)
     make_writable(place.root)
     try:
         with place.lock():
@@ -107,6 +111,7 @@ def write_dataset(
             if existing is not None:
                 check(existing)
                 return Outcome(place.id, place.path, "complete", existing)
+            announce_replacement(place, request, shards, url, listener)
             estimate, manifest = write()
     except BaseException:
         place.prune_parents()

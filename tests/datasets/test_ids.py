@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,19 +99,8 @@ def test_cards_of_own_data_say_that_no_source_has_them(here):
         assert "No source has this dataset" in card.read_text() and "rbdata download" not in card.read_text()
 
 
-def test_a_provider_s_dataset_is_compared_with_the_same_one_of_a_mirror(here, capsys):
-    """Of the same request only: another codec makes other files by right."""
-    data = Path(__file__).parents[1] / "data" / "atari"
-    shutil.copytree(data, here / "changed")
-    for file in (here / "changed").rglob("*Breakout/1/**/*reward*.gz"):
-        with gzip.open(file) as raw:
-            rewards = np.load(raw)
-        with gzip.open(file, "wb") as out:
-            np.save(out, rewards * 2)
-    words = ["download", "Breakout/1", "--procs", "0", "-q"]
-    for root, place, codec in (("lab", "changed", "raw"), ("small", "changed", "zstd"), ("root", data, "raw")):
-        assert command_line([*words, "--mirror", str(place), "--codec", codec, "--root", str(here / root)]) == 0
-    for place in (data, "changed", "small", "http://127.0.0.1:9/none"):  # raw files say nothing of the converted ones
-        assert command_line([*words, "--mirror", str(place)]) == 0
-    assert command_line([*words, "--mirror", "lab"]) == DatasetExistsError.exit_code
-    assert "is not the dataset of" in capsys.readouterr().err
+def test_a_provider_s_dataset_that_is_here_is_not_looked_for(here):
+    """Its id says what it is, so no mirror is asked."""
+    words = ["download", "Breakout/1", "--procs", "0", "-q", "--mirror"]
+    assert command_line([*words, str(Path(__file__).parents[1] / "data" / "atari")]) == 0
+    assert command_line([*words, "http://127.0.0.1:9/none"]) == 0
