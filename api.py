@@ -224,14 +224,11 @@ def audit(
     Takes ids, paths, URLs and open datasets and views. Raises UsageError for an empty range, DatasetNotFoundError for raw data,
     which are converted first, and as `open_dataset`.
     """
-    from .datasets.audit.run import audit_datasets, open_for_audit
+    from .datasets.audit.run import audit_datasets
     from .storage.dataset import Dataset
 
     several = [id_or_path] if isinstance(id_or_path, (str, os.PathLike, Dataset)) else list(id_or_path)
-    opened = [
-        one if isinstance(one, Dataset) else open_for_audit(one, root, cache_dir=cache_dir, cache_limit=cache_limit)
-        for one in several
-    ]
+    opened = opening.opened(several, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
     return audit_datasets(opened, reward_range=reward_range)
 
 

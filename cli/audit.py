@@ -53,16 +53,17 @@ def run(
     right. Each names its steps or episodes, and what it does to a learner. Several datasets, such as those for training and for
     validation, are compared as well. `verify` compares bytes with checksums instead.
     """
-    from ..datasets.audit.run import audit_datasets, open_for_audit
+    from ..datasets.audit.run import audit_datasets
     from ..datasets.local import expand
+    from ..datasets.opening import opened
     from .progress import phase
 
     try:
         names = expand(ids, root)
-        opened = [open_for_audit(name, root, cache_dir=cache_dir, cache_limit=cache_limit) for name in names]
+        datasets = opened(names, root=root, cache_dir=cache_dir, cache_limit=cache_limit)
         with phase("auditing") as show:
             report = audit_datasets(
-                opened,
+                datasets,
                 reward_range=reward_range,
                 on_progress=lambda what, done, total: show(what, done / total),
             )

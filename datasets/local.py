@@ -152,8 +152,10 @@ def _no_dataset(
 ) -> DatasetNotFoundError:
     hint = see_local(root)
     with contextlib.suppress(OSError):  # not a valid name of a file
-        if folder.is_file():
-            hint = f"`{settings.command('convert', os.fspath(text), root=root)}` makes one of a file that it knows"
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            name = "my/" + (folder.stem or "data").replace(" ", "_")
+            command = settings.command("convert", os.fspath(text), "--name", name, root=root)
+            hint = f"raw data are converted first: `{command}`"
     return DatasetNotFoundError(why_missing(folder, os.fspath(text)), hint=hint)
 
 

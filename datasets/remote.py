@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import settings
-from ..errors import DamagedDatasetError, DatasetNotFoundError, FetchError, ObjectNotFoundError
-from ..storage.amounts import parse_size, plural
+from ..errors import DamagedDatasetError, DatasetNotFoundError, ObjectNotFoundError
+from ..storage.amounts import parse_size
 from ..storage.checksums import BLOCK
 from ..storage.integrity import BlockChecksums, CheckedBlock, Report
 from ..storage.manifest import BLOCK_TABLE, FILENAME, Problem
@@ -67,7 +67,7 @@ def open_remote(
     ``cache_dir`` is the folder of caches (default: ``.remote`` under the root), ``cache_limit`` the limit of this dataset's
     cache in bytes, such as ``"20GB"``. If the cache is complete, the local files are opened.
 
-    Raises DatasetNotFoundError if there is none, saying what there is instead; the fetch errors; and as `RemoteDataset`.
+    Raises DatasetNotFoundError if there is none, the fetch errors, and as `RemoteDataset` does.
     """
     from ..storage.dataset import Dataset
     from ..storage.remote.remote_dataset import RemoteDataset
@@ -134,24 +134,7 @@ def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> Copy:
     try:
         return read_copy(location, "", location.stat(FILENAME))
     except ObjectNotFoundError as error:
-        raise _explain(location, error) from error
-
-
-def _explain(location: Location, error: ObjectNotFoundError) -> Exception:
-    message = f"{location.url} holds no converted dataset: there is no {FILENAME} in it"
-    try:
-        objects, folders = location.list(), location.folders()
-    except ObjectNotFoundError:
-        hint = "check the URL, or give the folder of one dataset: the server may not list its folders (no index page)"
-        return DatasetNotFoundError(f"{location.url}: no such folder or bucket ({error.message})", hint=hint)
-    except FetchError:
-        hint = "give the folder of one dataset; what else is there is not known without a listing (an index page)"
-        return DatasetNotFoundError(message, hint=hint)
-    inside, there = [*folders, *(item.name for item in objects)], "nothing"
-    if inside:
-        names = f"{', '.join(inside[:4])}{', ...' if len(inside) > 4 else ''}"
-        there = f"{plural(len(objects), 'file')} and {plural(len(folders), 'folder')}: {names}"
-    hint = "give the folder of one dataset"
-    if folders:
-        hint += f"; `{settings.command('mirror', 'ls', location.url)}` lists those below it"
-    return DatasetNotFoundError(f"{message}, but {there}", hint=hint)
+        message = f"{location.url} holds no converted dataset: there is no {FILENAME} in it"
+        listing = settings.command("mirror", "ls", location.url)
+        hint = f"give the folder of one dataset: `{listing}` lists those below a folder"
+        raise DatasetNotFoundError(message, hint=hint) from error

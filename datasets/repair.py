@@ -146,29 +146,12 @@ def _write_table(folder: Path, manifest: Manifest) -> None:
 
 def _open_reader(manifest: Manifest, mirror: str | None, fetch: FetchOptions) -> tuple[Reader, str]:
     """The reader that made a dataset, and the location of its raw data. Raises DamagedDatasetError if there are none."""
-    made_by = manifest.source.get("name", "")
-    lineage = manifest.lineage or {}
-    if lineage:
-        origin = (lineage.get("input") or {}).get("id", "another dataset")
-        copied = [one.get("function") for one in lineage.get("functions") or ()] == ["rbdata:identity"]
-        made = f"saved from steps or episodes of {origin}" if copied else f"made by preprocess from {origin}"
-        again = "save it again with force=True" if copied else "run preprocess again with --force"
+    source = None
+    with suppress(RbdataError):  # none is stated, or it is not installed
+        source = catalogue.load_source(manifest.source.get("name", ""))
+    made = _made_here(manifest, source)
+    if source is None or made:
         message = f"{manifest.id} was {made}: it cannot be fetched again"
-        raise DamagedDatasetError(message, hint=f"{again}, or name a mirror that holds a copy")
-    try:
-        source = catalogue.load_source(made_by)
-    except RbdataError as error:
-        message = f"{manifest.id} has no known source ({made_by or 'none is stated'}): it cannot be fetched again"
-        raise DamagedDatasetError(message, hint="name a mirror that holds a copy, with --mirror") from error
-    if source.makes:
-        message = f"{manifest.id} was recorded on this machine: it cannot be fetched again"
-        raise DamagedDatasetError(message, hint="record it again with --force, or name a mirror that holds a copy")
-    if manifest.source.get("made_from") in ("arrays", "episodes"):
-        by = manifest.provenance.get("location", "a program")
-        message = f"{manifest.id} was made from {manifest.source['made_from']} in memory, by {by}: they cannot be fetched again"
-        raise DamagedDatasetError(message, hint="make it again with force=True, or name a mirror that holds a copy")
-    if manifest.source.get("appended"):
-        message = f"{manifest.id} was appended to on this machine: not all of it can be fetched again"
         raise DamagedDatasetError(message, hint="make it again with --force, or name a mirror that holds a copy")
     options, name = _options(manifest, source), manifest.id.partition("/")[2]
     own = manifest.id.startswith(source.name + "/") and source.knows(name)
@@ -193,6 +176,20 @@ def _open_reader(manifest: Manifest, mirror: str | None, fetch: FetchOptions) ->
         raise closed
     message = f"the data that {manifest.id} was made from are no longer available: {failure}"
     raise DamagedDatasetError(message, hint="name a location that has them, with --mirror") from failure
+
+
+def _made_here(manifest: Manifest, source: Source | None) -> str:
+    """How a dataset was made whose data lie at no location; '' for one that was fetched."""
+    given = manifest.source.get("made_from")
+    if manifest.lineage:
+        return f"made from {(manifest.lineage.get('input') or {}).get('id', 'another dataset')}"
+    if source is None:
+        return f"made by no known source ({manifest.source.get('name') or 'none is stated'})"
+    if source.makes:
+        return "recorded on this machine"
+    if given in ("arrays", "episodes"):
+        return f"made from {given} in memory, by {manifest.provenance.get('location', 'a program')}"
+    return "appended to on this machine" if manifest.source.get("appended") else ""
 
 
 def _options(manifest: Manifest, source: Source) -> ConvertOptions:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
-from ... import settings
-from ...errors import DatasetNotFoundError, RbdataError, SchemaError, UsageError
+from ...errors import RbdataError, SchemaError, UsageError
 from ...storage import plugins
 from ...storage.bounds import LeafBounds, leaf_bounds
 from ...storage.dataset import Dataset
 from ...storage.episodes import TERMINATED
 from ...storage.manifest import Manifest
 from ...storage.reference_scores import original_source
-from .. import local
-from ..fetch.location import is_remote
-from ..remote import open_remote
 from .blocks import BlockReader, Leaves, StepBlock, Usual
 from .duplicates import Duplicates
 from .ends import Flags, check_table
@@ -39,28 +34,6 @@ class Check(Protocol):
 
     def see(self, block: StepBlock) -> None: ...
     def findings(self) -> Iterator[Finding]: ...
-
-
-def open_for_audit(
-    id_or_path: str | os.PathLike[str],
-    root: str | os.PathLike[str] | None = None,
-    *,
-    cache_dir: str | os.PathLike[str] | None = None,
-    cache_limit: int | str | None = None,
-) -> Dataset:
-    """Return a dataset by id, path or URL. Raises DatasetNotFoundError for raw data, with the command that converts them."""
-    if is_remote(id_or_path):
-        return open_remote(id_or_path, cache_dir=cache_dir, cache_limit=cache_limit, root=root)
-    try:
-        return local.open_dataset(id_or_path, root)
-    except DatasetNotFoundError as error:
-        path = settings.expanded(os.fspath(id_or_path))
-        if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-            name = "my/" + (path.stem or "data").replace(" ", "_")
-            command = settings.command("convert", str(path), "--name", name, root=root)
-            then = settings.command("audit", name, root=root)
-            error.hint = f"raw data are converted first: `{command}`, then `{then}`"
-        raise
 
 
 def audit_datasets(

@@ -168,7 +168,7 @@ class TestBadInput:
             rbdata.open_dataset((mirror / "my/raw").as_uri(), cache_dir=tmp_path, cache_limit="5kB")
 
     def test_a_url_that_holds_something_else(self, mirror, tmp_path):
-        with pytest.raises(DatasetNotFoundError, match="1 folder: my") as failure:
+        with pytest.raises(DatasetNotFoundError, match="holds no converted dataset") as failure:
             rbdata.open_dataset(mirror.as_uri(), cache_dir=tmp_path)
         assert "mirror ls" in str(failure.value.hint)
 
@@ -324,10 +324,9 @@ class TestCommands:
         with http_server(mirror) as server:
             server.index_style("none")
             assert run(["verify", f"{server.url}/my/zstd"]) == 0
-            for words in (("verify", f"{server.url}/my"), ("mirror", "ls", server.url)):
-                capsys.readouterr()
-                assert run([*words]) > 0
-                assert "index page" in capsys.readouterr().err
+            capsys.readouterr()
+            assert run(["mirror", "ls", server.url]) > 0
+            assert "index page" in capsys.readouterr().err
 
     def test_sample(self, mirror, capsys, tmp_path):
         url = (mirror / "my/zstd").as_uri()
