@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -19,14 +18,11 @@ from ....errors import CorruptSourceError, reason
 from ....storage.durable import is_about_reader
 from ...formats.arrow import EXPORTED, ROW_OF_ONE, is_number, number_dtype, open_parquet, require_pyarrow
 from .files import TEXT, refuse_full, suffix_of
-from .stored import Columns, Stored
 from .tables import Table
 
 _HEAD_BYTES = 1 << 20
 #: The texts of an empty cell in a text table. NaN is a number.
 _EMPTY = ["", "#N/A", "#N/A N/A", "#NA", "N/A", "NA", "NULL", "n/a", "null"]
-#: A name with a number at its end.
-_NUMBERED = re.compile(r"(.*?)[._]?\[?(\d+)\]?")
 
 
 def open_columns(path: Path, scratch: Path) -> Table:
@@ -128,10 +124,8 @@ def _table(rows: Any, schema: Any, name: str) -> Table:
         found = _column(rows.column(field.name), f"{name}: {field.name}")
         is_row = ROW_OF_ONE in (field.metadata or {})
         table.values[field.name] = _ArrowColumn(found.column, found.dtype, (*found.shape, 1)) if is_row else found
-    if EXPORTED in (schema.metadata or {}):  # a leaf is one column there, also one named agent_0
+    if EXPORTED in (schema.metadata or {}):
         table.values.pop("step", None)  # the step's number in its episode, which follows from the rows
-    else:
-        table.values = _joined(table.values)
     return table
 
 
@@ -166,25 +160,3 @@ def _column(column: Any, where: str) -> _ArrowColumn:
                 raise CorruptSourceError(f"{where}: its lists differ in length", hint=hint)
             shape.append(lengths["max"] or 0)
         flat = compute.list_flatten(flat)
-
-
-def _joined(columns: dict[str, Any]) -> dict[str, Stored]:
-    """Columns with those of one number per row together that are named ``obs_0``, ``obs_1`` ..., if each number from 0 on
-    occurs once (not as ``obs_1`` and ``obs_01``)."""
-    numbered: dict[str, dict[str, int]] = {}
-    for name, column in columns.items():
-        match = _NUMBERED.fullmatch(name)
-        if match and match[1] and match[1] not in columns and len(column.shape) == 1:
-            numbered.setdefault(match[1], {})[name] = int(match[2])
-    stems: dict[str, str] = {}
-    for stem, numbers in numbered.items():
-        if sorted(numbers.values()) == list(range(len(numbers))):
-            stems |= dict.fromkeys(numbers, stem)
-    joined: dict[str, Stored] = {}
-    for name, column in columns.items():
-        if name not in stems:
-            joined[name] = column
-        elif stems[name] not in joined:
-            names = sorted(numbered[stems[name]], key=numbered[stems[name]].__getitem__)
-            joined[stems[name]] = Columns(tuple(names), [columns[one] for one in names])
-    return joined

@@ -1,4 +1,4 @@
-"""The tables of an HDF5 file: arrays of any names, a group per episode, and what d3rlpy and Tianshou write."""
+"""The tables of an HDF5 file: arrays of any names, a group per episode, and what d3rlpy writes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 
 from ....errors import CorruptSourceError, UsageError
 from ...formats.hdf5 import damage_reported, unread_part
 from .files import EPISODE, natural
 from .roles import NAMES
-from .stored import Hdf5Files, Hdf5Rows, Ring
+from .stored import Hdf5Files, Hdf5Rows
 from .tables import Table
 
 
@@ -22,16 +21,14 @@ def open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
     """The tables of a file. Raises CorruptSourceError, UsageError."""
     with damage_reported(path.name):
         top = files.open(path)["/"]
-        group, members = top, _members(top)
+        members = _members(top)
         while len(members) == 1:  # what all lies in
             (inner,) = members.values()
             if not isinstance(inner, h5py.Group) or _is_episode(inner):
                 break
-            group, members = inner, _members(inner)
+            members = _members(inner)
         if {"columns", "num_episodes"} <= set(members):
             return _d3rlpy_tables(members, files, path)
-        if "_meta" in members and ("_size" in group.attrs or "_lengths" in members):
-            return _tianshou_tables(group, members, files, path)
         beside: dict[str, Any] = {}
         episodes = _episodes(members)
         if not episodes and isinstance(members.get("data"), h5py.Group):  # robomimic: data/demo_0, mask/...
@@ -48,7 +45,7 @@ def open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
         tables = []
         for name in sorted(episodes, key=natural):
             tables.append(_table(f"{path.name}: {name}", members[name], files, path))
-            tables[-1].kind = "episode" if EPISODE.search(name) else "group"
+            tables[-1].is_episode = EPISODE.search(name) is not None
         tables[0].unreadable |= dict.fromkeys(beside, "it lies beside the episodes")
         return tables
 
@@ -66,32 +63,8 @@ def _d3rlpy_tables(members: Mapping[str, Any], files: Hdf5Files, path: Path) -> 
             if not parts:
                 raise CorruptSourceError(f"{path.name}: {name} is not there, and num_episodes says that it is")
             values |= {key: Hdf5Rows(files, path, members[one]) for key, one in parts.items()}
-        tables.append(Table(f"{path.name}: episode {number}", values, kind="episode"))
+        tables.append(Table(f"{path.name}: episode {number}", values, is_episode=True))
     return tables
-
-
-def _tianshou_tables(group: Any, members: Mapping[str, Any], files: Hdf5Files, path: Path) -> list[Table]:
-    """The rows of a ring that Tianshou's ``ReplayBuffer.save_hdf5`` wrote, in order; a table for each of several rings."""
-    whole = _table(path.name, members["_meta"], files, path)
-    values = {f"_meta/{name}": rows for name, rows in whole.values.items() if rows.shape}
-    unreadable = {f"_meta/{name}": why for name, why in whole.unreadable.items()}
-    if "_lengths" in members:  # of a buffer for each environment, one after the other in the arrays
-        first, filled, last = (members[name][()].tolist() for name in ("_offset", "_lengths", "last_index"))
-        sizes = np.diff([*first, max((rows.shape[0] for rows in values.values()), default=0)]).tolist()
-        rings = [(a, n, (b + 1 - a) if n == size else 0) for a, n, b, size in zip(first, filled, last, sizes)]
-    else:
-        filled = int(group.attrs["_size"])
-        begin = int(group.attrs.get("_insertion_idx", group.attrs.get("_index", 0)))
-        rings = [(0, filled, begin if filled == int(group.attrs.get("maxsize", filled)) else 0)]
-    return [
-        Table(
-            path.name if len(rings) == 1 else f"{path.name}: buffer {number}",
-            {name: Ring(rows, filled, begin % filled, first) for name, rows in values.items()},
-            dict(unreadable),
-        )
-        for number, (first, filled, begin) in enumerate(rings)
-        if filled
-    ]
 
 
 def _members(group: Any) -> dict[str, Any]:
@@ -100,16 +73,12 @@ def _members(group: Any) -> dict[str, Any]:
 
 
 def _check_beside(beside: Mapping[str, Any], episodes: Collection[str], where: str) -> None:
-    """Raise an error where what lies beside the episodes is another one, or several: the data would lack them."""
+    """Raise UsageError for what is named as the episodes are, and is none: the data would lack it."""
     stems = {re.sub(r"\d+", "#", name) for name in episodes}
     for name, item in beside.items():
-        if isinstance(item, h5py.Group) and _episodes(_members(item)):
-            message = f"{where}: {name} holds a group per episode, too"
-            raise UsageError(message, hint="copy each of them to a file, and convert these one by one")
-        if re.sub(r"\d+", "#", name) in stems and isinstance(item, str):
-            raise CorruptSourceError(f"{where}: {name} is not there: {item}")
         if re.sub(r"\d+", "#", name) in stems:
-            message = f"{where}: {name} is named as the episodes are, and has no observation or no action"
+            why = item if isinstance(item, str) else "it has no observation or no action"
+            message = f"{where}: {name} is named as the episodes are, and is not read: {why}"
             raise UsageError(message, hint="rename it, or leave it out of the file")
 
 

@@ -15,7 +15,6 @@ are refused: reading a pickle runs any code that it names.
 from __future__ import annotations
 
 import os
-import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from .files import (
     EPISODE,
     HDF5,
     PICKLES,
+    SHARD,
     SUFFIXES,
     ZARR,
     data_files,
@@ -65,20 +65,16 @@ def _open_file(path: Path, scratch: Path, files: Hdf5Files) -> list[Table]:
     if suffix in HDF5:
         from .hdf5_tables import open_hdf5
 
-        tables = open_hdf5(path, files)
-    elif suffix == ".npz":
-        tables = [_open_npz(path, scratch)]
-    elif suffix in COLUMNS:
+        return open_hdf5(path, files)
+    if suffix == ".npz":
+        return [_open_npz(path, scratch)]
+    if suffix in COLUMNS:
         from .column_tables import open_columns
 
-        tables = [open_columns(path, scratch)]
-    elif suffix == ".npy":
+        return [open_columns(path, scratch)]
+    if suffix == ".npy":
         raise UsageError(f"{path.name} is one array", hint="convert the folder with the .npy files of all arrays")
-    else:
-        raise UsageError(f"{path} is not read as arrays", hint=f"what is: {', '.join(SUFFIXES)}, and folders of these")
-    if tables[0].kind == "table" and EPISODE.search(path.stem) and not re.search(r"\d+-of-\d+", path.stem):
-        tables[0].kind = "file"
-    return tables
+    raise UsageError(f"{path} is not read as arrays", hint=f"what is: {', '.join(SUFFIXES)}, and folders of these")
 
 
 def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None) -> list[Table]:
@@ -106,20 +102,18 @@ def _open_folder(path: Path, scratch: Path, files: Hdf5Files, split: str | None)
         message = f"{path} holds {there}: files of one kind are read as a dataset"
         hint = 'convert each file or folder, then join them: rbdata.concat(["my/a", "my/b"]).save("my/all")'
         raise UsageError(message, hint=hint if kinds else None)
-    tables = []
+    every = []
     folders = Counter(one.parent for one in found)
     for one in found:
-        inside = one.relative_to(path).parent
-        for table in _open_file(one, scratch, files):
+        tables, inside = _open_file(one, scratch, files), one.relative_to(path).parent
+        for table in tables:
             table.name = (inside / table.name).as_posix()  # files of one name lie in folders of their own
-            # One of several that are named as episodes are, or are alone in a folder that is.
-            is_named = table.kind == "file" or (folders[one.parent] == 1 and bool(EPISODE.search(inside.name)))
-            if is_named and table.kind in ("file", "table") and len(found) > 1:
-                table.kind = "episode"
-            elif table.kind == "table":
-                table.kind = "file"
-            tables.append(table)
-    return tables
+        if len(tables) == 1 and len(found) > 1:
+            table.is_part = SHARD.search(one.name) is not None
+            own = one.stem if folders[one.parent] > 1 else f"{inside.name}/{one.stem}"
+            table.is_episode |= not table.is_part and EPISODE.search(own) is not None
+        every += tables
+    return every
 
 
 # -- NumPy ---------------------------------------------------------------------------------------------------------------

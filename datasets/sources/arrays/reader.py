@@ -113,8 +113,7 @@ class ArraysReader(Reader):
     def _roles_of(self, table: Table) -> Roles:
         """The roles of the arrays of a table, to which the map may add joined ones. Raises UsageError."""
         plain = join_columns(table, self._given)
-        is_episode = table.kind != "table" or isinstance(self._given.get("episode"), (int, float))
-        return find_roles(table.arrays, plain, table.name, table.unreadable, is_episode=is_episode)
+        return find_roles(table.arrays, plain, table.name, table.unreadable)
 
     def check_like_first(self, table: Table) -> None:
         """Raise UsageError for a table that has other arrays than the first."""
@@ -234,8 +233,7 @@ class TablesReader(ArraysReader):
         for table in tables[1:]:
             self.check_like_first(table)
         is_stated = isinstance(self._given.get("episode"), (int, float))
-        self._sections, notes = sections_of(tables, self.roles, is_stated)
-        self.assumed += notes
+        self._sections = sections_of(tables, self.roles, is_stated)
         for _, rows in self.tables(0):
             self.steps, self.episodes = self.steps + rows.steps, self.episodes + int((rows.last & rows.keep).sum())
             self.inner_flags += rows.counts.get("inner_flags", 0)

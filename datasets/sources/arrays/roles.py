@@ -32,8 +32,8 @@ from ...ingest.spaces import stored_dtype
 if TYPE_CHECKING:
     import numpy as np
 
-#: What an entry of a map may be: the name of an array or of a group of arrays, several names, a pattern with ``*``, or a
-#: number (of rewards, or of the episode that a file is). `tables.join_columns` makes a name of several.
+#: What an entry of a map may be: the name of an array or of a group of arrays, several names or a pattern with ``*``, which
+#: `tables.join_columns` makes one, or a number (of rewards, or of the episode that a file is).
 Given = str | Sequence[str] | float
 
 #: The names that libraries use, in lower case: TED, Gymnasium, D4RL, d3rlpy, Spinning Up, robomimic, diffusion policies.
@@ -74,8 +74,8 @@ BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
 _SIMULATOR = ("state", "states", "next_state", "next_states")
 #: The roles that TED has under ``next``.
 _TED = {names[0]: role for role, names in NAMES.items() if names[0].startswith("next/")}
-#: Groups that other libraries put all rows into: Tianshou's is ``_meta``.
-_OUTER = ("data/", "_meta/")
+#: The group that other libraries put all rows into.
+_OUTER = "data/"
 #: What is between a group and an array in it; LeRobot has observation.state, MineRL observation$compass$angle.
 _SEPARATORS = "/.$"
 #: Arrays that an error or a plan lists.
@@ -84,11 +84,10 @@ _MOST_LISTED = 24
 
 @dataclass(frozen=True)
 class ArrayInfo:
-    """Shape, with the rows in front, and dtype of an array; ``joined`` are the columns that it was made of."""
+    """Shape, with the rows in front, and dtype of an array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    joined: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.dtype} [{', '.join(map(str, self.shape))}]"
@@ -162,13 +161,11 @@ def find_roles(
     given: Mapping[str, str | float],
     where: str,
     unreadable: Mapping[str, str] = {},
-    *,
-    is_episode: bool = False,
 ) -> Roles:
     """The roles of arrays by a map, and by their names where it says nothing.
 
-    ``unreadable`` are other arrays, and why they are not read. ``is_episode``: the arrays are one episode, whose flags may be
-    one value. Raises UsageError that lists what is missing or ambiguous, with the arrays there are.
+    ``unreadable`` are other arrays, and why they are not read. Raises UsageError that lists what is missing or ambiguous, with
+    the arrays there are.
     """
     for key, role in _TED.items():
         if key in given and role in given:
@@ -194,7 +191,7 @@ def find_roles(
     more, left_out = _others(arrays, _taken(found, extra), roles)
     masks = () if "terminated" in given else tuple(name for name in more.values() if _inside(name.lower()) in _MASKS)
     roles = replace(roles.with_leaves(more), left_out=left_out, masks=masks)
-    _check(roles, arrays, where, is_episode)
+    _check(roles, arrays, where)
     return roles
 
 
@@ -287,11 +284,6 @@ def _resolved(value: str, arrays: Mapping[str, ArrayInfo], key: str, where: str)
     if value in arrays:
         return {"": value}
     found = {"/" + name.removeprefix(value + "/"): name for name in arrays if name.startswith(value + "/")}
-    for name in arrays if "*" in value and not found else ():
-        inner = "/" + name.rpartition("/")[2]
-        if fnmatchcase(name, value) and found.setdefault(inner, name) != name:
-            message = f"{where}: the map's {value!r} gives {found[inner]} and {name} the same key, {key}{inner}"
-            raise UsageError(message, hint="name each in its own entry, such as observation/NAME=NAME")
     if not found:
         missing = [name for name in value.split(",") if name not in arrays]
         which = "no such array" if missing == [value] else f"no array {missing[0]}"
@@ -383,7 +375,7 @@ def _others(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """The other arrays by the keys that they get, and why arrays are left out."""
     is_ted = any(name.startswith("next/") for name in taken)
-    used = {*taken, *(column for name in taken for column in arrays[name].joined), *(FLAGS if is_ted else ())}
+    used = {*taken, *(column for name in taken for column in name.split(",")), *(FLAGS if is_ted else ())}
     wanted: dict[str, str] = {}
     left_out: dict[str, str] = {}
     for name, array in arrays.items():
@@ -419,13 +411,12 @@ def _why_not(array: ArrayInfo, rows: int) -> str | None:
     return None
 
 
-def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str, is_episode: bool) -> None:
+def _check(roles: Roles, arrays: Mapping[str, ArrayInfo], where: str) -> None:
     """Raise UsageError for arrays that do not fit their roles."""
     flags = roles.flags.values()
     numbers = [name for name in (roles.reward, *flags, roles.episode) if isinstance(name, str)]
     steps = [*roles.action.values(), *roles.extra.values(), *numbers]
-    if is_episode:  # a flag may be that of the last step
-        steps = [name for name in steps if name not in flags or not arrays[name].is_one_value]
+    steps = [name for name in steps if name not in flags or not arrays[name].is_one_value]  # that of the last step
     for name in steps:
         if not arrays[name].shape:
             hint = "give a row per step; of an episode's flags only the last one is set"

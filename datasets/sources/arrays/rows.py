@@ -19,9 +19,6 @@ from ...ingest.transition_blocks import TransitionTable
 from .roles import ArrayInfo, Roles
 from .tables import Table
 
-#: The names of arrays that number the steps of an episode.
-_STEPS = ("step", "steps", "step_id", "step_index", "step_count", "timestep", "timesteps", "time_step", "frame_index")
-
 
 def columns_of(roles: Roles, arrays: Mapping[str, ArrayInfo]) -> list[Column]:
     """The columns of a dataset: observations per state, all other columns per step.
@@ -66,7 +63,6 @@ def end_episodes(table: Table, roles: Roles, *, unknown_next: str, whole: bool =
     inner = int(((terminated | truncated) & ~last).sum())
     has_next = bool(roles.next_observation)
     if not has_next:
-        _check_order(table, roles, last)
         states, episodes = roles.states(table.arrays), int(last.sum())
         if states not in (rows, rows + episodes):
             name = next(iter(roles.observation.values()))
@@ -79,28 +75,6 @@ def end_episodes(table: Table, roles: Roles, *, unknown_next: str, whole: bool =
     )
     transitions.counts |= {"inner_flags": inner} if inner else {}
     return transitions
-
-
-def step_number(table: Table, roles: Roles) -> str | None:
-    """The array that numbers the steps of an episode, if there is one."""
-    keys = {key.lower().rpartition("/")[2]: name for key, name in roles.extra.items()}
-    found = (name for key, name in keys.items() if key in _STEPS and table.arrays[name].shape[1:] in ((), (1,)))
-    return next(found, None)
-
-
-def _check_order(table: Table, roles: Roles, last: np.ndarray) -> None:
-    """Raise UsageError where the numbers of steps run backwards inside an episode: the next row is not what followed."""
-    name = step_number(table, roles)
-    if name is None:
-        return
-    steps = table.read(name, 0, len(last)).reshape(-1).astype(np.float64)
-    backwards = np.flatnonzero((np.diff(steps) < 0) & ~last[:-1])
-    if len(backwards):
-        row = int(backwards[0])
-        message = f"{table.name}: {name} goes from {steps[row]:g} to {steps[row + 1]:g} after row {row}, inside an "
-        message += "episode: the rows are in another order, or the episode ends there"
-        hint = f"sort the rows, or mark the ends; where it does not number the steps: --map info/other={name}"
-        raise UsageError(message, hint=hint)
 
 
 def _check_masks(table: Table, roles: Roles, terminated: np.ndarray, name: str) -> None:

@@ -101,7 +101,6 @@ class Hdf5Rows:
 class Columns:
     """Arrays of numbers ``[n]`` and of vectors ``[n, k]``, side by side: an array ``[n, width]`` of their common dtype."""
 
-    names: tuple[str, ...]
     columns: Sequence[Stored]
 
     @property
@@ -141,12 +140,11 @@ class Concatenated:
 
 @dataclass(frozen=True)
 class Ring:
-    """The ``rows`` of an array that a ring has from row ``first`` on: those from its row ``begin`` on, then those before it."""
+    """The first ``rows`` of an array that a ring filled: those from row ``begin`` on, then those before it."""
 
     array: Stored
     rows: int
     begin: int
-    first: int = 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -160,5 +158,5 @@ class Ring:
         low, high, _ = rows.indices(self.rows)
         low, high, stop = low + self.begin, high + self.begin, self.rows
         ranges = (low, min(high, stop)), (max(0, low - stop), max(0, high - stop))
-        parts = [self.array[self.first + a : self.first + b] for a, b in ranges if a < b]
+        parts = [self.array[a:b] for a, b in ranges if a < b]
         return np.concatenate([np.asarray(part) for part in parts]) if parts else np.asarray(self.array[:0])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from typing import Any
 
 import numpy as np
 
@@ -23,15 +24,13 @@ class Table:
     values: dict[str, Any]
     #: Arrays that are not read, and why.
     unreadable: dict[str, str] = field(default_factory=dict)
-    #: What it is in its file: one episode; a group, or one of the files of a folder, which may be one; or the only table.
-    kind: Literal["table", "file", "group", "episode"] = "table"
+    #: By the name of its file or group: whether it is one episode, or a part of a table that goes on in other files.
+    is_episode: bool = False
+    is_part: bool = False
 
     @property
     def arrays(self) -> dict[str, ArrayInfo]:
-        return {
-            name: ArrayInfo(tuple(value.shape), value.dtype, value.names if isinstance(value, Columns) else ())
-            for name, value in self.values.items()
-        }
+        return {name: ArrayInfo(tuple(value.shape), value.dtype) for name, value in self.values.items()}
 
     def read(self, array: str, low: int, high: int) -> np.ndarray:
         """Rows ``low`` to ``high - 1`` of an array. Raises CorruptSourceError."""
@@ -103,12 +102,11 @@ def leave_out(tables: Sequence[Table], names: str) -> dict[str, str]:
 
 
 def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | float]:
-    """A map without entries of several arrays: ``["x", "y"]``, ``"x,y"`` and ``"joint_*"`` become one array ``[n, width]``,
-    which the table gets. Names join numbers and vectors; a pattern joins numbers, and what else it stands for stays apart.
+    """A map without entries of several arrays: the numbers and vectors of ``["x", "y"]``, ``"x,y"`` or ``"joint_*"`` become one
+    array ``[n, width]``, which the table gets.
 
     Raises UsageError for arrays with other shapes, or with different numbers of rows, and for entries of other types.
     """
-    _split_columns(table, given)
     plain: dict[str, str | float] = {}
     for key, value in given.items():
         if isinstance(value, bytes) or not isinstance(value, (str, int, float, Sequence)):
@@ -117,42 +115,27 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
         if isinstance(value, (int, float)) or (isinstance(value, str) and value in table.values):
             plain[key] = value
             continue
-        names = _names(value)
-        if isinstance(value, str) and "*" in value:  # one that cannot be read stays, and is refused by its name
-            every = (*table.values, *table.unreadable)
-            names = sorted((name for name in every if is_named(name, value)), key=natural)
+        names = _names(table, value)
         columns = {name: table.values[name] for name in names if name in table.values}
-        is_pattern = isinstance(value, str) and "*" in value
-        is_several = is_pattern or not isinstance(value, str) or len(names) > 1
-        stays = (is_pattern or len(names) == 1) and any(one.shape[1:] not in ((), (1,)) for one in columns.values())
-        if not is_several or len(columns) < len(names) or stays:
-            plain[key] = ",".join(names) if not isinstance(value, str) else value
+        plain[key] = ",".join(names)
+        if len(names) < 2 or len(columns) < len(names):  # `find_roles` says which is missing, or not read
             continue
         for name in (name for name, one in columns.items() if len(one.shape) > 2):
             message = f"{table.name}: {key} joins {name}, whose rows have the shape {list(columns[name].shape[1:])}"
-            raise UsageError(
-                message, hint="numbers and vectors are joined; give others a key each, such as observation/NAME"
-            )
+            hint = "numbers and vectors are joined; give others a key each, such as observation/NAME"
+            raise UsageError(message, hint=hint)
         if len({column.shape[:1] for column in columns.values()}) > 1:
             rows = ", ".join(f"{name} {column.shape[0]}" for name, column in columns.items())
             message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
             raise UsageError(message, hint="give each its own key, such as observation/NAME")
-        plain[key] = ",".join(names)
-        if columns:
-            table.values[",".join(names)] = Columns(tuple(names), list(columns.values()))
+        table.values[plain[key]] = Columns(list(columns.values()))
     return plain
 
 
-def _names(value: str | Sequence[str]) -> list[str]:
-    return [name.strip() for name in value.split(",")] if isinstance(value, str) else [str(name) for name in value]
-
-
-def _split_columns(table: Table, given: Mapping[str, Given]) -> None:
-    """Take joined columns (`column_tables`) apart where the map names some of them, and not the array that they are."""
-    entries = [entry for value in given.values() if isinstance(value, (str, Sequence)) for entry in _names(value)]
-    for array, value in list(table.values.items()):
-        if not isinstance(value, Columns) or any(is_named(array, entry) for entry in entries):
-            continue
-        if any(is_named(column, entry) for column in value.names for entry in entries):
-            del table.values[array]
-            table.values |= zip(value.names, value.columns)
+def _names(table: Table, value: str | Sequence[str]) -> list[str]:
+    """The arrays that an entry of a map names, those of a pattern in the order of the numbers in their names."""
+    if not isinstance(value, str):
+        return [str(name) for name in value]
+    every = (*table.values, *table.unreadable)
+    matching = [name for name in every if fnmatchcase(name, value)] if "*" in value else []
+    return sorted(matching, key=natural) or [name.strip() for name in value.split(",")]

@@ -63,7 +63,7 @@ def test_an_array_that_only_some_files_have_is_named_with_its_file_and_may_be_le
         convert(tmp_path / "lab")
     assert "robot1/run.h5 is unlike robot0/run.h5: info/cam/17/gain is missing" in str(raised.value)
     assert "--leave-out cam/17/gain,cam/42/gain" in str(raised.value)
-    dataset = convert(tmp_path / "lab", leave_out="cam/*/gain")
+    dataset = convert(tmp_path / "lab", leave_out="cam/*/gain", map={"episode": 0})
     assert lengths(dataset) == [3, 4]
     assert "info/cam/x" in dataset.schema and "info/cam/17/gain" not in dataset.schema
     assert dataset.manifest.source["left_out"]["cam/17/gain"] == "as asked"
@@ -168,13 +168,11 @@ def test_a_flag_inside_an_episode_that_the_file_states_ends_nothing(
     )
 
 
-def test_a_file_whose_flag_stays_set_is_an_episode_beside_others(tmp_path: Path) -> None:
-    """Their names say nothing. Where a flag ends an episode inside a file, the files are parts of one table."""
+def test_files_whose_names_say_nothing_end_with_an_episode(tmp_path: Path) -> None:
     for k in range(2):
-        np.savez(tmp_path / f"{k}.npz", **steps(5), done=np.array([0, 0, 0, 1, 1]))
-    assert lengths(convert(tmp_path)) == [5, 5]
-    np.savez(tmp_path / "2.npz", **steps(5), done=np.array([0, 1, 0, 0, 1]))
-    assert lengths(convert(tmp_path, force=True)) == [4, 1, 4, 1, 2, 3]
+        np.savez(tmp_path / f"{k}.npz", **steps(5), done=np.array([0, 0, 1, 0, 0]))
+    assert lengths(convert(tmp_path, unknown_next="zero")) == [3, 2, 3, 2]
+    assert lengths(convert(tmp_path, force=True, unknown_next="zero", map={"episode": 0})) == [5, 5]
 
 
 def test_flags_inside_groups_that_may_hold_several_episodes_end_them(tmp_path: Path) -> None:
@@ -189,7 +187,7 @@ def test_a_flag_inside_an_episode_of_a_generator_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, more_states", [("a group", 0), ("a file", 1), ("a folder", 0), ("a map", 1), ("states", 0), ("states", 1)]
+    "kind, more_states", [("a group", 0), ("a file", 1), ("a map", 1), ("states", 0), ("states", 1)]
 )
 def test_one_demonstration_without_a_flag_is_an_episode(kind: str, more_states: int, tmp_path: Path) -> None:
     one = {key: value for key, value in demonstration([0] * 6, more_states).items() if key != "dones"}
@@ -198,8 +196,6 @@ def test_one_demonstration_without_a_flag_is_an_episode(kind: str, more_states: 
         path = write_hdf5(tmp_path / "own.hdf5", {f"data/demo_0/{key}": value for key, value in one.items()})
     elif kind == "a file":
         path = write_hdf5(tmp_path / "episode_0.hdf5", one)
-    elif kind == "a folder":
-        path = write_hdf5(tmp_path / "runs/own.hdf5", one).parent
     else:
         path = write_hdf5(tmp_path / "own.hdf5", one)
         options = {"map": {"episode": 0}} if kind == "a map" else {}
@@ -211,39 +207,23 @@ def test_one_demonstration_without_a_flag_is_an_episode(kind: str, more_states: 
     assert lengths(convert(path, **options)) == [5 + more_states]
 
 
-@pytest.mark.parametrize("numbered", ["", "frame_index", "episode"])
+@pytest.mark.parametrize("numbered", [False, True])
 @pytest.mark.parametrize("edges, with_next", [([1, 2, 3, 9], False), ([4], False), ([3, 5, 8, 11], True)])
-def test_an_episode_goes_on_in_the_next_file(numbered: str, edges: list[int], with_next: bool, tmp_path: Path) -> None:
-    """Files of equal sizes, whatever the episodes are; the names say so, or numbers."""
-    step = np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2])
+def test_an_episode_goes_on_in_the_next_part(numbered: bool, edges: list[int], with_next: bool, tmp_path: Path) -> None:
+    """Files of equal sizes, whatever the episodes are; their names say so."""
     ends = [3, 8, 11]
     columns = {**steps(12), "terminated": np.isin(np.arange(12), ends), "truncated": np.zeros(12, bool)}
     columns |= {"next_obs": columns["obs"] + 1} if with_next else {}
-    columns |= (
-        {numbered: {"frame_index": step, "episode": np.repeat([5, 6, 7], [4, 5, 3])}[numbered]} if numbered else {}
-    )
+    columns |= {"episode": np.repeat([5, 6, 7], [4, 5, 3])} if numbered else {}
     whole = rbdata.open_dataset(rbdata.from_arrays(columns, "my/whole"))
     parts = [0, *edges, 12]
     for k, (low, high) in enumerate(itertools.pairwise(parts)):
-        name = f"train-{k}.npz" if numbered else f"train-{k:05d}-of-{len(edges) + 1:05d}.npz"
+        name = f"part-{k}.npz" if numbered else f"train-{k:05d}-of-{len(edges) + 1:05d}.npz"
         np.savez(tmp_path / name, **{key: value[low:high] for key, value in columns.items()})
     dataset = convert(tmp_path)
     assert lengths(dataset) == lengths(whole) == [4, 5, 3]
     for key in whole[:].keys(include_nested=True, leaves_only=True):
         np.testing.assert_array_equal(dataset[:][key].numpy(), whole[:][key].numpy(), str(key))
-    cut = sum(edge - 1 not in ends for edge in edges)
-    assert ("goes on" in notes(dataset)) == bool(cut)
-
-
-def test_files_that_are_taken_as_an_episode_each_are_said(tmp_path: Path) -> None:
-    for k in range(3):
-        np.savez(tmp_path / f"{k}.npz", **steps(4, 4 * k))
-    dataset = convert(tmp_path)
-    assert lengths(dataset) == [3, 3, 3]
-    assert "Files that are taken as one episode each, since no flag in them is set: 3." in notes(dataset)
-    for k in range(3):  # numbered on: they are one
-        np.savez(tmp_path / f"{k}.npz", **steps(4, 4 * k), timestep=np.arange(4 * k, 4 * k + 4))
-    assert lengths(convert(tmp_path, force=True)) == [11]
 
 
 def test_what_is_left_out_of_any_part_is_said(tmp_path: Path) -> None:
@@ -290,46 +270,6 @@ def test_the_dump_of_a_d3rlpy_buffer_is_its_episodes(several: bool, tmp_path: Pa
         del file["actions_7"]
     with pytest.raises(CorruptSourceError, match="actions_7 is not there"):
         convert(tmp_path / "buffer.h5", force=True)
-
-
-def tianshou(path: Path, attributes: dict[str, int], more: dict[str, Any], t: np.ndarray, done: np.ndarray) -> Path:
-    """What save_hdf5 writes: whole rings in ``_meta``; ``t`` is the time of each row, -1 where none was written."""
-    written = t >= 0
-    meta = {"obs": np.stack([t, t], 1) * written[:, None], "obs_next": np.stack([t + 1, t + 1], 1) * written[:, None]}
-    meta |= {"act": t * written, "rew": t * written * 2.0, "terminated": done & written}
-    meta |= {"done": done & written, "truncated": np.zeros(len(t), bool), "info/TimeLimit": np.zeros(len(t))}
-    write_hdf5(
-        path, {**{f"_meta/{name}": value for name, value in meta.items()}, "_indices": np.arange(len(t)), **more}
-    )
-    with h5py.File(path, "a") as file:
-        file.attrs.update({**attributes, "maxsize": len(t), "stack_num": 1})
-    return path
-
-
-@pytest.mark.parametrize("cursor", ["_insertion_idx", "_index"])
-@pytest.mark.parametrize(("steps", "capacity"), [(6, 10), (10, 10), (13, 10), (27, 10)])
-def test_the_ring_of_a_tianshou_buffer_is_read_in_order(cursor: str, steps: int, capacity: int, tmp_path: Path) -> None:
-    t = np.full(capacity, -1)
-    for k in range(steps):
-        t[k % capacity] = k
-    attributes = {"_size": min(steps, capacity), cursor: steps % capacity}
-    dataset = convert(tianshou(tmp_path / "buffer.hdf5", attributes, {}, t, t % 4 == 3))
-    kept = np.arange(max(0, steps - capacity), steps)
-    np.testing.assert_array_equal(dataset[:]["action"].numpy(), kept)
-    np.testing.assert_array_equal(dataset[:]["next", "reward"].numpy()[:, 0], kept * 2)
-    assert (
-        np.flatnonzero(dataset[:]["next", "terminated"].numpy()[:, 0]).tolist()
-        == np.flatnonzero(kept % 4 == 3).tolist()
-    )
-
-
-def test_the_rings_of_several_environments_of_tianshou_stay_apart(tmp_path: Path) -> None:
-    """Three rings of four rows: one that has wrapped, one that is empty, one that is not full."""
-    t = np.array([104, 105, 102, 103, -1, -1, -1, -1, 200, 201, -1, -1])
-    more = {"_offset": np.array([0, 4, 8]), "_lengths": np.array([4, 0, 2]), "last_index": np.array([1, 4, 9])}
-    dataset = convert(tianshou(tmp_path / "buffer.hdf5", {}, more, t, np.zeros(12, bool)))
-    assert lengths(dataset) == [4, 2]
-    np.testing.assert_array_equal(dataset[:]["action"].numpy(), [102, 103, 104, 105, 200, 201])
 
 
 def test_the_hint_for_arrays_of_several_environments_keeps_the_steps_of_each_together() -> None:
@@ -392,8 +332,11 @@ def test_what_is_not_read_says_how_to_give_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="episode_starts may say where episodes end") as refused:
         convert(tmp_path / "expert.npz")
     assert "numpy.cumsum" in str(refused.value)
-    write_hdf5(tmp_path / "aloha/episode_0.hdf5", {"observations/qpos": np.zeros((4, 2)), "action": np.zeros((4, 2))})
+    for k in range(2):
+        write_hdf5(
+            tmp_path / f"aloha/episode_{k}.hdf5", {"observations/qpos": np.ones((4, 2)), "action": np.ones((4, 2))}
+        )
     with pytest.raises(UsageError, match="no array is the reward") as missing:
         rbdata.convert(tmp_path / "aloha", "my/x")
     assert str(missing.value.hint).startswith("state it in the map, ")
-    assert lengths(convert(tmp_path / "aloha", map={"reward": 0})) == [3]
+    assert lengths(convert(tmp_path / "aloha", map={"reward": 0})) == [3, 3]

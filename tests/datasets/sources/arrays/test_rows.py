@@ -217,21 +217,6 @@ def test_flags_inside_episodes_that_numbers_state_end_nothing(stated: dict[str, 
     assert rows.counts["inner_flags"] == 1
 
 
-@pytest.mark.parametrize("steps", [[0, 1, 1, 0, 2], [0, 1, 2, 0, 1], [3, 4, 0, 2, 1]])
-def test_numbers_of_steps_that_run_backwards_in_an_episode_are_refused(steps: list[int]) -> None:
-    arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
-    with pytest.raises(UsageError, match="step goes from") as refused:
-        read(arrays | {"step": np.array(steps)})
-    assert "--map info/other=step" in str(refused.value.hint)
-    read(arrays | {"step": np.array(steps)}, **{"info/other": "step"})
-
-
-@pytest.mark.parametrize("steps", [[0, 1, 0, 1, 2], [5, 6, 7, 8, 9], [0, 4, 0, 4, 8]])
-def test_numbers_of_steps_that_rise_in_an_episode_are_right(steps: list[int]) -> None:
-    arrays = flat(make([(2, TERMINATED), (3, TERMINATED)]))
-    assert len(read(arrays | {"info/timestep": np.array(steps)[:, None]})[0]) == 2
-
-
 def test_nothing_that_says_where_episodes_end_is_refused() -> None:
     arrays = flat(make([(2, TERMINATED)]))
     del arrays["terminated"], arrays["truncated"]
@@ -277,10 +262,3 @@ def test_names_that_differ_in_case_or_by_their_outer_group_are_ambiguous(name: s
     for first, second in ((name, other), (other, name)):
         with pytest.raises(UsageError, match=f"may each be the {role}"):
             read({**arrays, first: values, second: values})
-
-
-def test_arrays_that_a_pattern_would_give_one_key_are_refused() -> None:
-    arrays = flat(make([(2, TERMINATED), (3, TRUNCATED)]))
-    arrays |= {"left/pos": arrays["obs"], "right/pos": arrays["obs"]}
-    with pytest.raises(UsageError, match=r"left/pos and right/pos .* observation/pos"):
-        read(arrays, observation="*/pos")
