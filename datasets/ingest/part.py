@@ -176,6 +176,7 @@ class _PartWriter:
         #: Rows that wait for the dictionary; None when it is there.
         self._sample: list[tuple[RowsFile, np.ndarray]] | None = None
         self._about: Mapping[str, Any] = {}
+        self._steps = self._episodes = 0
         self._marked: PartContents | None = None
         self._take_schema(schema)
 
@@ -202,6 +203,8 @@ class _PartWriter:
         if block.bits is not None:
             final = final_states(block.bits)
             self._file(section, BITS).append(block.bits)
+            self._steps += len(block.bits)
+            self._episodes += int(np.count_nonzero(block.bits & ENDS))
             columns = {**self._flags(block.bits), **columns}
         first = None if final is None else section.starts(final)
         for name, given in columns.items():
@@ -282,10 +285,11 @@ class _PartWriter:
         return PartContents(
             unit.index,
             unit.identity,
-            unit.objects(),
             [leaf.to_json() for leaf in self.schema],
             [section.record() for section in self._sections.values()],
             dict(self._about),
+            self._steps,
+            self._episodes,
             mark,
         )
 

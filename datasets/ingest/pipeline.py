@@ -37,11 +37,12 @@ from ..workers import open_local
 from ..workers.task import Engine, TaskProgress, call, memory_for, threads_of_task, usual_procs
 from .append import Base
 from .commit import begin_commit
-from .estimate import bytes_of_state, estimate_expected, estimate_fetch, estimate_join, estimate_units
+from .estimate import estimate_expected, estimate_fetch, estimate_work
 from .part import CountTask, PartTask, part_folder, parts_of, read_part
-from .plan import Plan, common, is_done, samples_of
+from .plan import Plan, common, is_done
 from .raw_files import bytes_left, fetch_whole, paths_of, remote_files
 from .reader import Reader
+from .records import Expectation
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
 from .unit import LEAD, Part, PartContents, Unit
 
@@ -146,7 +147,10 @@ def make(
     )
     try:
         try:
-            estimate = estimate_join(reader, place) if is_joining(place) else run.write(url, original, base)
+            if is_joining(place):
+                estimate = estimate_expected(reader, place, Expectation(0, 0, 0, 0), 0)
+            else:
+                estimate = run.write(url, original, base)
             listener.on_stage("committing")
             return estimate, join(place)
         except DamagedDatasetError:
@@ -189,22 +193,13 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     if expected is None and remote_files(reader):
         return estimate_fetch(reader, place, bytes_left(reader, folder))
     with _opened(reader, paths_of(reader) if expected is None else {}, request) as engine:
-        expected = expected or reader.expect()
-        if expected is not None:
-            units = reader.units(None)
-            return estimate_expected(reader, place, expected, len(units), len(_done(folder, units)))
-        lead = reader.lead()
-        assert lead is not None
-        counted = _do_one(CountTask(lead), engine, listener)
-        units = reader.units(Part(place.working, PartContents(LEAD, "", [], [], [], counted["about"])))
-        done = _done(folder, units) | set(range(common(old, units)))
-        state_bytes = old.bytes_of_state if old else partial(bytes_of_state, reader, partial(samples_of, reader))
-        return estimate_units(reader, place, units, done, (counted["steps"], counted["episodes"]), state_bytes)
-
-
-def _done(folder: Path | None, units: Sequence[Unit]) -> set[int]:
-    """The units whose parts are in a working folder."""
-    return {unit.index for unit in units if folder is not None and is_done(parts_of(folder, unit))}
+        unit, lead = reader.lead(), None
+        if unit is not None:
+            lead = Part(place.working, PartContents(LEAD, "", [], [], **_do_one(CountTask(unit), engine, listener)))
+        units = reader.units(lead)
+        done = {unit.index for unit in units if folder is not None and is_done(parts_of(folder, unit))}
+        done.update(range(common(old, units)))
+        return estimate_work(reader, place, units, done, lead, old, reader.sample_rows)
 
 
 def _old(reader: Reader, place: DatasetPlace, request: Request) -> OldDataset | None:

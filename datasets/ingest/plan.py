@@ -6,12 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from ...errors import CorruptSourceError, DamagedDatasetError, DatasetExistsError
 from ...storage.folder import DatasetPlace, remove_tree
@@ -21,15 +18,13 @@ from ...storage.old_dataset import OldDataset
 from ...storage.schema import LARGE_ROW, Schema
 from ...storage.threads import map_in_threads
 from ...storage.work import Work
-from .block import ENDS
 from .dictionary import dictionary_mark, dictionary_path, has_dictionaries, store_dictionaries, trained_leaves
-from .estimate import bytes_of_state, estimate_expected, estimate_units
+from .estimate import estimate_work
 from .part import parts_of
-from .raw_files import remote_files
 from .reader import Reader
 from .request import Estimate, Listener
 from .trajectories import column_difference, columns_of
-from .unit import BITS, Part, PartContents, PartSection, Unit
+from .unit import Part, PartContents, PartSection, SampleRows, Unit
 
 
 @dataclass(frozen=True)
@@ -57,8 +52,8 @@ class Plan:
     parts: dict[int, list[Part]] = field(default_factory=dict)
 
     @cached_property
-    def _samples(self) -> Any:
-        return samples_of(self.reader)
+    def _samples(self) -> SampleRows | None:
+        return self.reader.sample_rows()
 
     def find_parts(self) -> None:
         """Find the parts that an interrupted run made, where they are sound, and those that a smaller dataset holds."""
@@ -80,27 +75,15 @@ class Plan:
     def _drop_damaged(self) -> None:
         """Remove the parts that are damaged, and those after them in their units, which go on from what they were."""
         self.listener.on_stage("checking what is finished")
-        there = [(unit, part) for unit in self.units for part in self.parts[unit.index]]
-        sound = set[Path]()
-        for (unit, part), is_sound in zip(there, list(map_in_threads(_is_sound, there, 8, "rbdata-proof"))):
-            self._check_object(unit, part)
-            if is_sound:
-                sound.add(part.folder)
+        there = [part for parts in self.parts.values() for part in parts]
+        is_sound = map_in_threads(Part.is_sound, there, 8, "rbdata-proof")
+        sound = {part.folder for part, kept in zip(there, is_sound) if kept}
         for index, parts in self.parts.items():
             self.parts[index] = list(takewhile(lambda part: part.folder in sound, parts))
         kept = {part.folder for parts in self.parts.values() for part in parts}
         for folder in self.work.part_folders():
             if folder not in kept and int(folder.name.partition(".")[0]) in self.parts:
                 remove_tree(folder)
-
-    def _check_object(self, unit: Unit, part: Part) -> None:
-        """Raise DatasetExistsError for a part that came from another object than the one that is there now."""
-        spec, then = unit.spec, part.record.objects
-        if spec is not None and then:
-            pairs = [(spec.object["crc32c"], part.about.get("crc32c")), (spec.object["size"], then[0]["size"])]
-            if any(None not in pair and pair[0] != pair[1] for pair in pairs):
-                message = f"{unit.name} of the unfinished {self.place.id} came from another file than the one here"
-                raise DatasetExistsError(message, hint=f"start over with --force ({self.work.folder})")
 
     def _old_part(self, unit: Unit) -> OldPart | None:
         """The rows of a unit in the old dataset; None if they are damaged."""
@@ -112,7 +95,7 @@ class Plan:
         except (OSError, DamagedDatasetError):
             return None
         section, about = PartSection((unit.index,), 0, {}), {"crc32c": part["object"]["crc32c"]}
-        return OldPart(self.old.folder, PartContents(unit.index, "", [], [], [section], about), pieces)
+        return OldPart(self.old.folder, PartContents(unit.index, "", [], [section], about, 0, 0), pieces)
 
     def _prepare_dictionaries(self) -> None:
         """Keep the dictionaries that an interrupted run stored, or make them: given ones, or trained on the reader's sample.
@@ -153,19 +136,7 @@ class Plan:
 
     def estimate(self) -> Estimate:
         done = {index for index, parts in self.parts.items() if is_done(parts)}
-        expected = self.reader.expect()
-        if expected is not None:
-            return estimate_expected(self.reader, self.place, expected, len(self.units), len(done))
-        lead = self.lead
-        assert lead is not None
-        bits = [lead.rows(section, BITS) for section in lead.sections if section.steps]
-        counted = lead.steps, sum(int(np.count_nonzero(some & ENDS)) for some in bits)
-        # Nothing is read from parts that a smaller dataset holds.
-        state_bytes = (
-            self.old.bytes_of_state if self.old else partial(bytes_of_state, self.reader, lambda: self._samples)
-        )
-        fetched = bool(remote_files(self.reader))
-        return estimate_units(self.reader, self.place, self.units, done, counted, state_bytes, fetched=fetched)
+        return estimate_work(self.reader, self.place, self.units, done, self.lead, self.old, lambda: self._samples)
 
     def left(self, units: Iterable[Unit]) -> list[Unit]:
         return [unit for unit in units if not is_done(self.parts[unit.index])]
@@ -218,15 +189,6 @@ def common(old: OldDataset | None, units: Sequence[Unit]) -> int:
     """How many of the first units an older dataset begins with, too."""
     specs = [unit.spec.to_json() for unit in units if unit.spec]
     return old.common(specs) if old and len(specs) == len(units) else 0
-
-
-def samples_of(reader: Reader) -> Any:
-    rows = reader.sample_rows()
-    return [] if rows is None else rows
-
-
-def _is_sound(there: tuple[Unit, Part]) -> bool:
-    return there[1].is_sound()
 
 
 def bulk_of(schema: Schema) -> tuple[str, ...]:

@@ -3,9 +3,8 @@
 ``--keep-raw`` stores the raw objects below the root in the provider's own layout. That is a mirror: ``--mirror
 <root>/.raw/<source>`` reads it.
 
-A run keeps whole files in its working folder, and records the checksum of each. The next run compares them before it uses
-them: what changed, or was never recorded, is removed and fetched again. Fetches in progress (``*.part``) are left to
-`fetch.reading`.
+A run keeps whole files in its working folder. The next run uses those that are what their place states. Fetches in progress
+(``*.part``) are left to `fetch.reading`.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any
 
 from ...errors import ChecksumError, CorruptSourceError
-from ...storage.checksums import Crc32c, crc32c, hash_file
-from ...storage.folder import RAW, DatasetPlace, check_space, remove_tree
+from ...storage.checksums import crc32c, hash_file
+from ...storage.folder import RAW, DatasetPlace, check_space
 from ...storage.work import Work
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.reading import bytes_there, discard_part
@@ -39,54 +37,42 @@ def fetch_all(
     folder: Path,
     objects: Sequence[RawObject],
     on_bytes: Callable[[str, int, int], None],
-    on_stored: Callable[[Path, RemoteObject], None] = lambda path, found: None,
 ) -> None:
     """Store objects by their paths in a folder: over several connections, resumable across processes, checked.
 
     Valid files that exist are not fetched again; incomplete ones are continued. ``on_bytes`` receives a name, the bytes
-    stored by this call and those that it has to fetch; ``on_stored`` is called in this thread when a file is complete, with
-    the size and checksum that were found.
+    stored by this call and those that it is likely to fetch.
     """
     missing = [raw for raw in objects if not is_sound(folder / raw.path, raw.item)]
     for raw in objects:
         if raw not in missing:
             discard_part(folder / raw.path)
-    #: The existing bytes of unfinished files; the rest is fetched.
-    begun = {raw.path: 0 if (folder / raw.path).is_file() else bytes_there(folder / raw.path) for raw in missing}
-    total = sum(max(0, (raw.item.size or 0) - begun[raw.path]) for raw in missing)
+    begun = sum(bytes_there(folder / raw.path) for raw in missing if not (folder / raw.path).is_file())
+    total = max(0, sum(raw.item.size or 0 for raw in missing) - begun)
     check_space(folder, total, "the raw data")
     stored, lock, stop = 0, Lock(), Event()
 
-    def fetch(raw: RawObject) -> tuple[Path, RemoteObject]:
+    def fetch(raw: RawObject) -> None:
         if stop.is_set():
             raise InterruptedError  # another object has failed
         target = folder / raw.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        expected = min(begun[raw.path], raw.item.size or 0)
-
-        def resume(kept: int) -> None:
-            """Earlier bytes that cannot be kept count as bytes to fetch."""
-            nonlocal total, expected
-            with lock:
-                total, expected = total + max(0, expected - kept), 0
 
         def count(length: int) -> None:
             nonlocal stored
             if stop.is_set():
                 raise InterruptedError
-            if expected:
-                resume(0)
             with lock:
                 stored += length
-            on_bytes(raw.item.name, stored, total)
+            on_bytes(raw.item.name, stored, max(stored, total))  # more where what was there could not be kept
 
-        return target, fetch_to_file(raw.location, raw.item, target, on_bytes=count, on_resume=resume)
+        fetch_to_file(raw.location, raw.item, target, on_bytes=count)
 
     pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
     fetches = [pool.submit(fetch, raw) for raw in missing]
     try:
         for one in as_completed(fetches):
-            on_stored(*one.result())
+            one.result()
     except BaseException as error:
         # The others end with their next bytes; what they hold is free for the next try of this process.
         stop.set()
@@ -132,35 +118,18 @@ def bytes_left(reader: Reader, folder: Path | None) -> int:
 
 
 def fetch_whole(reader: Reader, place: DatasetPlace, work: Work, listener: Listener) -> dict[str, Path]:
-    """Have the whole files of a reader on this machine; returns `paths_of`. What an interrupted run fetched is kept, where its
-    checksum is as it was recorded."""
-    folder, known = work.folder / RAW, dict[str, Any](work.remembered("files") or {})
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if ".part" in path.suffixes:
-            continue
-        if not path.is_file() or known.get(path.name) != _size_and_checksum(path):
-            remove_tree(path)
-
-    def remember(path: Path, found: RemoteObject) -> None:
-        summed = found.checksums.get("crc32c")  # others are summed again: the provider states another algorithm
-        known[path.name] = [found.size, summed] if summed else _size_and_checksum(path)
-        work.remember("files", known)
-
+    """Have the whole files of a reader on this machine; returns `paths_of`."""
     if remote := remote_files(reader):
         listener.on_estimate(estimate_fetch(reader, place, bytes_left(reader, work.folder)))
         listener.on_stage("fetching the raw files")
         raw = [RawObject(_file_name(item), item, reader.location) for item in remote]
-        fetch_all(folder, raw, listener.on_fetched, remember)
+        fetch_all(work.folder / RAW, raw, listener.on_fetched)
     return paths_of(reader, work.folder)
 
 
 def _file_name(item: RemoteObject) -> str:
     """A name for a fetched file: different objects may have the same last name."""
     return f"{crc32c(item.url.encode())}-{item.name}"
-
-
-def _size_and_checksum(path: Path) -> list[Any]:
-    return list(hash_file(path, Crc32c()).range)
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------

@@ -59,10 +59,6 @@ class Unit:
         when the part is there, or with what went wrong."""
         return nullcontext(self)
 
-    def objects(self) -> list[dict[str, Any]]:
-        """Records of the raw objects that it reads, as their place states them."""
-        return [] if self.spec is None else [self.spec.object]
-
     def fits(self, record: PartContents) -> bool:
         """Whether a part with this record is one of this unit."""
         return record.identity == self.identity
@@ -95,14 +91,16 @@ class PartSection(msgspec.Struct, frozen=True):
 
 class PartContents(msgspec.Struct, frozen=True):
     """What is written of a part: the unit that it was made of, its leaves and sections, what the unit said of itself
-    (`Block.record`), and where the next part of the unit goes on (None: the unit ends here)."""
+    (`Block.record`), the steps and the ends of episodes in it, and where the next part of the unit goes on (None: the unit ends
+    here)."""
 
     unit: int
     identity: str
-    objects: list[dict[str, Any]]
     leaves: list[dict[str, Any]]
     sections: list[PartSection]
     about: dict[str, Any]
+    steps: int
+    episodes: int
     goes_on: Any = None
 
 
@@ -130,7 +128,7 @@ class Part:
     @property
     def steps(self) -> int:
         """How many steps it has."""
-        return sum(section.steps for section in self.sections)
+        return self.record.steps
 
     @property
     def is_last(self) -> bool:

@@ -29,7 +29,7 @@ from ...ingest.block import Block, final_states
 from ...ingest.counted_stream import CountedStream
 from ...ingest.records import ConvertOptions, PartSpec, RawObject
 from ...ingest.request import select_numbered
-from ...ingest.unit import BITS, LEAD, Facts, Part, Unit
+from ...ingest.unit import BITS, LEAD, Facts, Part, PartContents, Unit
 from .raw_files import DQN_REPLAY, FRAME, Shard
 from .reader import ROW_BYTES, SPACES, RunReader, describe
 from .ring import PartPlan, RingArrays, RingPlanner, Steps
@@ -93,6 +93,11 @@ class FrameUnit(Unit):
     goes_on: bool
     apart: bool
 
+    def fits(self, record: PartContents) -> bool:
+        """As far as its place states what the object is."""
+        about = record.about  # empty where it has no rows
+        return record.identity == self.identity and (not about or self.obj.may_hold(about["size"], about["crc32c"]))
+
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
         part = self.part
         if not part.states:
@@ -113,7 +118,8 @@ class FrameUnit(Unit):
                     if begin < end:
                         taken = frames[np.where(blank[begin:end], count, rows[begin:end] - first)]
                         yield self._block({"observation": taken}, begin, end, begin < seam, first + count, source)
-        yield self._block({}, 0, 0, False, part.capacity, source, {"crc32c": source.crc32c})
+        about = {"size": source.fetched, "crc32c": source.crc32c}
+        yield self._block({}, 0, 0, False, part.capacity, source, about)
 
     def _block(
         self, columns: Any, begin: int, end: int, is_seam: bool, done: int, source: CountedStream, record: Any = None

@@ -250,9 +250,6 @@ class UnpluggedUnit(Unit):
     unknown_next: str
     time_limit: int
 
-    def objects(self) -> list[dict[str, Any]]:
-        return [{"name": self.obj.name, "size": self.obj.size, "crc32c": self.obj.checksums.get("crc32c")}]
-
     def fits(self, record: PartContents) -> bool:
         """As far as its place states what the object is."""
         about = record.about

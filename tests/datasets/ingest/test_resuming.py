@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from given_reader import Making
 from rbdata import cli
-from rbdata.errors import DatasetExistsError
 from rbdata.storage.checksums import crc32c
 from rbdata.storage.folder import RUN, DatasetPlace
 from rbdata.storage.integrity import verify
@@ -174,16 +173,6 @@ def test_parts_are_read_once_to_be_checked(stopped, tmp_path, monkeypatch):
     monkeypatch.setattr(unit, "sum_cells", lambda path, *which: read.append(path.parent.name) or inner(path, *which))
     begun(stopped, "zstd", tmp_path / "root").make()
     assert sorted(read) == ["00000.0", "00001.0", "00002.0"]
-
-
-def test_a_part_that_came_from_another_object(stopped, tmp_path):
-    run = begun(stopped, "raw", tmp_path / "root")
-    run.changed = {1: {"size": 7}}
-    before = contents(run.place.working)
-    with pytest.raises(DatasetExistsError, match=r"part 1 .* came from another file") as caught:
-        run.make()
-    assert "--force" in (caught.value.hint or "")
-    assert contents(run.place.working)[f"{PARTS}/00001.0/part.json"] == before[f"{PARTS}/00001.0/part.json"]
 
 
 def test_prune_ends_a_deletion_that_failed_half_way(tmp_path):
