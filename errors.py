@@ -225,9 +225,5 @@ class PluginWarning(UserWarning):
     """A source of another package is ignored, for the reason in the message."""
 
 
-class PassRestartedWarning(UserWarning):
-    """A write during an iteration without replacement has started the pass again."""
-
-
 class ExportWarning(UserWarning):
     """The format of an export cannot hold all of a dataset; the message says what is left out."""

@@ -12,21 +12,25 @@ from ..errors import UsageError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def with_options(options: type, *origins: Callable[..., Any]) -> Callable[[Function], Function]:
-    """A decorator for a function that ends in ``**options: Unpack[...]``: its signature shows the keys of that TypedDict.
+def with_options(options: type) -> Callable[[Function], Function]:
+    """A decorator for a function that ends in ``**options: Unpack[...]``: its signature shows the keys of that TypedDict."""
+    hints = get_type_hints(options).items()
+    return _shows([Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints])
 
-    Defaults are taken from the ``origins``, the functions that receive the options; None if none of them has the argument.
-    """
-    defaults = {name: one.default for origin in origins for name, one in signature(origin).parameters.items()}
 
+def shows_arguments_of(*origins: Callable[..., Any]) -> Callable[[Function], Function]:
+    """A decorator for a method that ends in ``**options``, which the ``origins`` receive: its signature shows theirs."""
+    found = {name: one for origin in origins for name, one in signature(origin).parameters.items()}
+    named = [one for one in found.values() if one.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
+    return _shows([one.replace(kind=Parameter.KEYWORD_ONLY) for one in named])
+
+
+def _shows(more: list[Parameter]) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         shown = signature(function)
-        own = [one for one in shown.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        more = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=hint)
-            for name, hint in get_type_hints(options).items()
-        ]
-        function.__signature__ = shown.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        own = {name: one for name, one in shown.parameters.items() if one.kind is not Parameter.VAR_KEYWORD}
+        more_than_own = [one for one in more if one.name not in own]
+        function.__signature__ = shown.replace(parameters=[*own.values(), *more_than_own])  # type: ignore[attr-defined]
         return function
 
     return decorate

@@ -20,7 +20,6 @@ import torch
 from rbdata.cli import run as run_command_line
 from rbdata.errors import DatasetNotFoundError, RbdataError, UsageError
 from tensordict import TensorDict
-from torch.utils.data import DataLoader
 
 LENGTHS = (3, 9, 40, 5, 8)
 
@@ -349,30 +348,6 @@ def test_float64_leaves_come_as_float32(root: Path) -> None:
 
 
 # -- loaders -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options, name", [({"n_step": 3}, "n_step"), ({"frame_stack": 2}, "frame_stack"), ({"windows": WINDOWS}, "windows")]
-)
-def test_a_loader_of_single_records_is_refused_where_batches_hold_more(
-    root: Path, options: dict[str, Any], name: str
-) -> None:
-    buffer = rbdata.load(root / "my" / "first", batch_size=4, seed=0, **options)
-    with pytest.raises(UsageError, match=name) as refused:
-        next(iter(DataLoader(buffer, batch_size=4)))
-    assert "as_map()" in str(refused.value)
-    batch = next(iter(DataLoader(buffer.as_map(), batch_size=4)))
-    wanted = buffer.sample_at(range(4))
-    assert all(torch.equal(batch[key], value) for key, value in wanted.items(True, True))
-
-
-def test_a_loader_of_single_records(root: Path) -> None:
-    buffer = rbdata.load(root / "my" / "first")
-    batch = next(iter(DataLoader(buffer, batch_size=4)))
-    assert torch.equal(batch[POSITION], buffer.sample_at(range(4))[POSITION])
-    buffer = rbdata.load(root / "my" / "first", goals=rbdata.Goals(goal_key=POSITION))
-    with pytest.raises(UsageError, match="goals"):
-        next(iter(DataLoader(buffer, batch_size=4)))
 
 
 # -- what it takes -----------------------------------------------------------------------------------------------------

@@ -272,11 +272,6 @@ class Batches:
         if self._queue is not None:
             self._queue.forget()
 
-    @property
-    def queued(self) -> int:
-        """The number of batches that wait to be delivered."""
-        return 0 if self._queue is None else len(self._queue)
-
     def wait_for_reads(self) -> None:
         """Before a write: let the threads finish their reads."""
         if self._queue is not None:

@@ -12,24 +12,18 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from tensordict import is_tensor_collection
 
-from ...errors import (
-    PassRestartedWarning,
-    SamplingError,
-    SchemaError,
-    UnknownKeyError,
-    UsageError,
-    reason,
-)
+from ...errors import SamplingError, SchemaError, UnknownKeyError, UsageError, reason
 from ..amounts import MOST_RECORDS
 from ..dataset import Dataset
 from ..keywords import whole_number
@@ -252,38 +246,31 @@ class ReplayBuffer:
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
-        """Draw one batch, or ``(batch, info)``; ``include_info=False`` leaves the sampler's information out of the batch.
+    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
+        """Draw one batch, or ``(batch, info)`` with the sampler's information on its records.
 
         Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
         """
         size = self.batch_size if batch_size is None else self._size(batch_size)
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the buffer (or to load()), or to sample()")
-        if include_info is False and self._batches.options.output is not None:
-            raise UsageError("include_info goes with output='torch'", hint="del batch['index'] where it is in the way")
         with self._lock:
             batches = self._batches
             finish, drawn = batches.next(size, ahead=size == self.batch_size)
         batch = finish()
         self._last.place = drawn.place
-        if not return_info and include_info is not False:
-            return batch
-        info = batches.info(drawn)
-        if include_info is False and self._with_info:
-            batch = batch.exclude(*info)
-        return (batch, info) if return_info else batch
+        return (batch, batches.info(drawn)) if return_info else batch
 
     def _size(self, batch_size: int) -> int:
         size = check_batch_size(batch_size)
         if self.batch_size is not None and size != self.batch_size:
-            self._warn_once(f"sample({size}) on a buffer with batch_size={self.batch_size}: the argument wins", 4)
+            self._warn_once("sample", f"sample({size}): the buffer has batch_size={self.batch_size}, the argument wins")
         return size
 
-    def _warn_once(self, message: str, level: int, kind: type[Warning] = UserWarning) -> None:
-        if message.split("(")[0] not in self._warned:
-            self._warned |= {message.split("(")[0]}
-            warnings.warn(message, kind, stacklevel=level)
+    def _warn_once(self, what: str, message: str) -> None:
+        if what not in self._warned:
+            self._warned |= {what}
+            warnings.warn(message, stacklevel=4)
 
     def can_sample(self, batch_size: int | None = None) -> bool:
         """Return whether `sample` with this size would return a batch."""
@@ -325,23 +312,12 @@ class ReplayBuffer:
         """Endless batches, or the batches of one pass if the sampler has passes."""
         if self.batch_size is None:
             raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
-        before: OrderPlace | None = None
         while True:
             batch = self.sample()
-            self._warn_of_restart(before)
-            before = getattr(self._last, "place", OrderPlace())
+            ended = self._ran_out
             yield batch
-            if before.ended or self._ran_out:  # the loop may sample the end of the pass itself
+            if ended or self._ran_out:  # the loop may sample the end of the pass itself
                 return
-
-    def _warn_of_restart(self, before: OrderPlace | None) -> None:
-        after = getattr(self._last, "place", OrderPlace())
-        if before is not None and before.taken and after.rows != before.rows:
-            message = (
-                "a write during an iteration without replacement has started the pass again, from its first batch: "
-                "write after the loop, or sample with replacement"
-            )
-            self._warn_once(message, 4, PassRestartedWarning)
 
     def __next__(self) -> Any:
         batch = self.next()
@@ -354,9 +330,7 @@ class ReplayBuffer:
         if self._pass_ended:
             self._pass_ended = False
             return None
-        before = getattr(self._last, "place", None)
         batch = self.sample()
-        self._warn_of_restart(before)
         self._pass_ended = self._ran_out
         return batch
 
@@ -426,29 +400,12 @@ class ReplayBuffer:
         except (IndexError, RuntimeError, TypeError) as error:
             raise index_error(index, storage.shape, error) from error
 
-    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """The records that ``DataLoader(buffer)`` collates. Raises UsageError where the buffer's batches hold more."""
-        names = self._batches.options.around.names
-        if names:
-            message = f"DataLoader(buffer) reads single records, without {' and '.join(names)}"
-            hint = "give it buffer.as_map(), which reads them as the buffer's batches have them"
-            raise UsageError(message, hint=hint)
-        if self._batches.options.goals is not None:
-            message = "DataLoader(buffer) reads single records, without goals"
-            raise UsageError(message, hint="buffer.as_iterable().loader() gives batches of the buffer")
-        if self._batches.options.output is not None:
-            message = "DataLoader(buffer) reads single records, as TensorDicts"
-            raise UsageError(message, hint="give it buffer.as_map(), whose records have the output and form of load()")
-        from . import iterable  # noqa: F401 - tells torch how TensorDicts are put together
-
-        return [self[number] for number in numbers]
-
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Change records by number or slice, or one column by key, which keeps its shape and dtype."""
+        """Change records by number or slice, or one column by key, whose values have the stored shape and dtype."""
         with self._writing():
             storage = self.storage
             if is_key(index) and not storage.immutable:
-                storage[:] = self._with_column(storage[:], index, value, self._swapped_dim)
+                storage[:] = self._with_column(index, value)
                 return
             value = self.transform.inv(value)
             if self._swapped_dim:
@@ -458,21 +415,18 @@ class ReplayBuffer:
                 index = torch.unravel_index(rows, storage.shape)
             storage[index] = value
 
-    def _with_column(self, records: Any, key: Any, value: Any, dim: int) -> Any:
-        """Records with another column. Raises UnknownKeyError, and SchemaError for values that do not fit."""
+    def _with_column(self, key: Any, value: Any) -> Any:
+        """All records with another column. Raises UnknownKeyError, and SchemaError for values that do not fit."""
+        records = self.storage[:]
         if not is_tensor_collection(records):
             message = f"a {type(self.storage).__name__} has no columns to write to"
             raise UsageError(message, hint="use a LazyTensorStorage")
-        leaf = records.get(key, None)
-        if leaf is None:
+        if records.get(key, None) is None:
             raise UnknownKeyError(f"the records have no {path_of(key)}")
         try:
-            column = leaf.clone()
-            held = held_as(torch.as_tensor(value, device=leaf.device).detach(), leaf.dtype)
-            column.transpose(dim, 0).copy_(held)
-        except (RuntimeError, TypeError, ValueError) as error:
+            return records.copy().set(key, torch.as_tensor(value).transpose(0, self._swapped_dim))
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
             raise SchemaError(f"what is to be written to {path_of(key)} does not fit: {reason(error)}") from error
-        return records.copy().set(key, column)
 
     @contextmanager
     def _writing(self) -> Iterator[tuple[Storage, Sampler]]:
@@ -492,7 +446,7 @@ class ReplayBuffer:
                 f"Using `add()` with a TensorDict that has batch_size={tuple(data.batch_size)}: it becomes one record; "
                 "extend() writes a record for each of its rows"
             )
-            self._warn_once(message, 4)
+            self._warn_once("add", message)
         if self.transform.chain:
             # Transforms are written for batches with a time dimension.
             data = self.transform.inv(data.unsqueeze(-1) if nested else data)
@@ -548,13 +502,6 @@ class ReplayBuffer:
             self.storage.empty()
             self.sampler.empty()
 
-    def stats(self) -> dict[str, int | float | bool]:
-        """Return counts for monitoring: ``size``, ``write_count``, ``capacity`` (records), ``utilization`` (size / capacity),
-        ``prefetch_queue_size`` (batches) and ``initialized``."""
-        size, capacity = len(self), self.storage.max_size
-        found = {"size": size, "write_count": self.write_count, "prefetch_queue_size": self._batches.queued}
-        return {**found, "initialized": True, "capacity": capacity, "utilization": size / capacity}
-
     # -- saving ------------------------------------------------------------------------------------------------------
 
     def register_save_hook(self, hook: Callable[..., Any]) -> None:
@@ -562,7 +509,7 @@ class ReplayBuffer:
         self._save_hooks.append(hook)
 
     def register_load_hook(self, hook: Callable[..., Any]) -> None:
-        """Pass the data that `loads` reads through ``hook(data, out=...)``."""
+        """Pass the data that `loads` reads through ``hook(data)``."""
         self._load_hooks.append(hook)
 
     def state_dict(self) -> dict[str, Any]:
@@ -635,20 +582,20 @@ class ReplayBuffer:
         from . import checkpoint
 
         with self._lock:
-            if not self._save_hooks:
-                checkpoint.write_state(Path(path), {**self._small_state(), "_storage": self.storage.state()})
-                return
-            data, counts = hooked_contents(self.storage)
+            records, hooked = {**self.storage.state()}, None
+            if self._save_hooks:
+                hooked = partial(self._write_hooked, records.pop("_storage", None))
+            checkpoint.write_state(Path(path), {**self._small_state(), "_storage": records}, hooked)
 
-            def write(folder: Any) -> None:
-                found = data
-                for hook in self._save_hooks:
-                    hook.is_full, hook.shift = self.storage.is_full, self.storage.cursor
-                    found = hook(found, path=folder)
-                if is_tensor_collection(found) and not found.is_memmap():
-                    found.memmap(folder)
-
-            checkpoint.write_state(Path(path), {**self._small_state(), "_storage": counts}, write)
+    def _write_hooked(self, data: Any, folder: Any) -> None:
+        """Write the records as the save hooks make them."""
+        if not is_tensor_collection(data):
+            raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(self.storage).__name__}")
+        for hook in self._save_hooks:
+            hook.is_full, hook.shift = self.storage.is_full, self.storage.cursor
+            data = hook(data, path=folder)
+        if is_tensor_collection(data) and not data.is_memmap():
+            data.memmap(folder)
 
     def loads(self, path: Any) -> None:
         """Read what `dumps` wrote, into a buffer made of the same parts; see `checkpoint`."""
@@ -666,7 +613,7 @@ class ReplayBuffer:
             data = read_memmap(rows)
             for hook in self._load_hooks:
                 data = hook(data)
-            state["_storage"]["_storage"] = data[: state["_storage"].pop("filled")]
+            state["_storage"]["_storage"] = data
         self.load_state_dict(state)
 
     save = dump = dumps
@@ -739,36 +686,12 @@ def is_key(index: Any) -> bool:
     return isinstance(index, str)
 
 
-def held_as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return values as another dtype. Raises ValueError if it cannot hold them; floating-point numbers may be rounded."""
-    held = value.to(dtype)
-    if value.is_floating_point() and dtype.is_floating_point:
-        lost = held.isinf() & ~value.isinf()
-    else:
-        lost = held.to(value.dtype) != value
-    if held.dtype != value.dtype and bool(lost.any()):
-        raise ValueError(f"{dtype} cannot hold {value[lost][0].item()!r}")
-    return held
-
-
 def as_list(data: Any) -> Any:
     """Return an iterable of records as a list; batches and trees of columns as they are."""
     is_batch = (
         isinstance(data, (torch.Tensor, list, tuple, dict)) or is_tensor_collection(data) or hasattr(data, "dtype")
     )
     return list(data) if not is_batch and hasattr(data, "__iter__") else data
-
-
-def hooked_contents(storage: Storage) -> tuple[Any, dict[str, Any]]:
-    """Return all rows of a storage of TensorDicts, for save hooks, and what else is in its state."""
-    data: Any = getattr(storage, "_storage", None)
-    if not is_tensor_collection(data):
-        raise UsageError(f"save hooks work on TensorDicts; the storage is a {type(storage).__name__}")
-    if not storage.is_full:  # rows never written hold arbitrary memory
-        data = data.clone()
-        data[storage.filled :].zero_()
-    counts = {name: value for name, value in storage.state().items() if name != "_storage"}
-    return data, {**counts, "filled": storage.filled}
 
 
 def _in_tensors(kind: str) -> bool:

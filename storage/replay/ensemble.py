@@ -80,32 +80,22 @@ class ReplayBufferEnsemble(Saved):
         size = self.batch_size if batch_size is None else check_batch_size(batch_size)
         if size is None:
             raise UsageError("no batch size", hint="give batch_size to the ensemble, or to sample()")
-        batch, info = self._made(size)
-        return (batch, info) if return_info else batch
-
-    def _made(self, size: int) -> tuple[Any, TensorDict]:
-        chosen = self._chosen()
-        if size % len(chosen):
-            raise SamplingError(f"a batch of {size} cannot be divided among {len(chosen)} draws of buffers")
-        number = self._order.place.number
-        parts = [self._part(member, size // len(chosen)) for member in chosen]
-        batches, infos = [part for part, _ in parts], [info for _, info in parts]
-        keys = [key for key in infos[0] if all(key in info for info in infos)]
-        info = TensorDict(
-            {key: _stacked([one[key] for one in infos]) for key in keys}, [len(chosen), size // len(chosen)]
-        )
-        batch = _stacked(batches) if self.collate_fn is None else self.collate_fn(batches)
+        members, number = self._drawn(), self._order.place.number
+        if size % len(members):
+            raise SamplingError(f"a batch of {size} cannot be divided among {len(members)} draws of buffers")
+        parts = [self._part(member, size // len(members)) for member in members]
+        batches, info = [part for part, _ in parts], LazyStackedTensorDict.maybe_dense_stack([one for _, one in parts])
         self._order.place = self._order.place._replace(number=number + 1)
+        batch = _stacked(batches) if self.collate_fn is None else self.collate_fn(batches)
         if len(self.transform):
             with drawing_for(self._order, number):
                 batch = self.transform(batch)
             if is_tensor_collection(batch) and batch.batch_size == info.batch_size:
                 batch = batch.copy() if batch.is_locked else batch
-                for key, value in info.items():
-                    batch.set(key, value.clone())
-        return batch, info
+                batch.update(info.clone())
+        return (batch, info) if return_info else batch
 
-    def _chosen(self) -> list[int]:
+    def _drawn(self) -> list[int]:
         """The members that the next batch is drawn from."""
         if self.sample_from_all:
             return list(range(len(self.buffers)))
@@ -116,22 +106,18 @@ class ReplayBufferEnsemble(Saved):
         upto[np.flatnonzero(self.p)[-1] :] = 1.0
         return np.searchsorted(upto, turn.floats(self.num_buffer_sampled), "right").tolist()
 
-    def _part(self, member: int, size: int) -> tuple[Any, dict[Any, Any]]:
-        """Records of a member with what its sampler says of them; where its pass ends, the next one fills up."""
-        found = [self.buffers[member].sample(size, return_info=True)]
-        while (missing := size - sum(len(batch) for batch, _ in found)) > 0:
-            found.append(self.buffers[member].sample(missing, return_info=True))
-        batch: Any = found[0][0] if len(found) == 1 else torch.cat([one for one, _ in found])
-        info = {key: _joined([one[key] for _, one in found]) for key in found[0][1]}
-        rows = info["index"]
+    def _part(self, member: int, size: int) -> tuple[Any, TensorDict]:
+        """Records of a member, with what its sampler says of them."""
+        batch, info = self.buffers[member].sample(size, return_info=True)
+        if len(batch) != size:
+            message = f"member {member} has a short batch, of {len(batch)} records instead of {size}"
+            raise SamplingError(message, hint="its sampler takes drop_last=True, or draws with replacement")
+        rows, ids = info["index"], torch.full((size,), member, device="cpu")
         rows = torch.stack(rows, -1) if isinstance(rows, tuple) else rows
-        ids = torch.full((len(batch),), member, device="cpu")
-        info["index"] = TensorDict({"buffer_ids": ids, "index": rows}, [len(batch)])
+        said = TensorDict({**info, "index": TensorDict({"buffer_ids": ids, "index": rows}, [size])}, [size])
         if is_tensor_collection(batch):
-            batch = batch.copy()
-            for key, value in info.items():
-                batch.set(key, value)
-        return batch, info
+            batch = batch.copy().set("index", said["index"]).update(said)
+        return batch, said
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -146,10 +132,7 @@ class ReplayBufferEnsemble(Saved):
     def __len__(self) -> int:
         return len(self.buffers)
 
-    def __getitem__(self, index: Any) -> Any:
-        """A member, or an ensemble of some, without ``p``."""
-        if isinstance(index, slice):
-            return ReplayBufferEnsemble(*self.buffers[index], batch_size=self.batch_size, collate_fn=self.collate_fn)
+    def __getitem__(self, index: int) -> ReplayBuffer:
         return self.buffers[index]
 
     def append_transform(self, transform: Any, *, invert: bool = False) -> Self:
@@ -211,12 +194,6 @@ class ReplayBufferEnsemble(Saved):
 
     def __repr__(self) -> str:
         return f"ReplayBufferEnsemble({', '.join(map(repr, self.buffers))}, batch_size={self.batch_size})"
-
-
-def _joined(values: list[Any]) -> Any:
-    if len(values) == 1:
-        return values[0]
-    return tuple(map(torch.cat, zip(*values))) if isinstance(values[0], tuple) else torch.cat(values)
 
 
 def _stacked(parts: list[Any]) -> Any:

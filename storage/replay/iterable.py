@@ -2,7 +2,6 @@
 
     loader = buffer.as_iterable().loader(num_workers=4)      batches as the buffer's sampler draws them
     loader = DataLoader(buffer.as_map(), batch_size=256)     records by number, in the loader's order
-    loader = DataLoader(buffer, batch_size=256)              ``buffer[i]`` of each: slower, and of single steps only
 
 Each worker process has a copy of the buffer, not of the data: files are mapped again, shared memory is shared. Worker w of W
 makes the batches whose number is w more than a multiple of W, so that a loader returns the batches of the buffer, in order,
@@ -186,7 +185,7 @@ def identity(batch: Any) -> Any:
     return batch
 
 
-# PyTorch's hook to collate a type that ``DataLoader(buffer)`` does not know; batches of `ReplayMap` are complete.
+# PyTorch's hook to collate a type that it does not know; batches of `ReplayMap` are complete.
 default_collate_fn_map.setdefault(
     TensorDictBase, lambda batch, **_: batch if isinstance(batch, TensorDictBase) else torch.stack(batch)
 )

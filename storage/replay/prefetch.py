@@ -59,9 +59,6 @@ class Prefetcher:
         self._threads: ThreadPoolExecutor | None = None
         self._process = 0  # that the threads belong to
 
-    def __len__(self) -> int:
-        return len(self._jobs)
-
     def next(self, batches: Any, size: int) -> tuple[Callable[[], Any], Any]:
         """Return what waits for the next batch, and what it was drawn as; afterwards the queue is full."""
         if getattr(_inside, "of", None) is batches:

@@ -5,78 +5,57 @@
 
 Rows are in order of time, one column of the storage after the other. The layout is TorchRL's (0.14): reward and flags of
 ``next`` are stored under their own names, with ``is_full``, ``shift`` (the row of the next write) and ``_storage_shape``
-beside them; all rows of the storage are included, also rows that were never written. Data are refused if the successor of a
-step is not the following observation although the step is not done.
+beside them. Data are refused if the successor of a step is not the following observation although the step is not done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from ...errors import DamagedDatasetError, SchemaError
 from ..schema import FLAGS
-from .timeline import Key, as_key, in_time
+from .timeline import as_key, in_time
 
 SHAPE_KEY = "_storage_shape"
+#: The leaves of ``next`` that have no counterpart at the root, or one that is False.
+_OF_NEXT = {("reward",), *((flag,) for flag in FLAGS)}
 
 
-class _FlatHook:
-    """The arguments of both hooks: the keys of their leaves."""
-
-    _done_key: Key
-
-    def __init__(
-        self,
-        done_key: Any = None,
-        shift_key: str = "shift",
-        is_full_key: str = "is_full",
-        done_keys: Sequence[str] = FLAGS,
-        reward_keys: Sequence[str] = ("reward",),
-    ) -> None:
-        self.done_key = self._done_key if done_key is None else as_key(done_key)
-        self.shift_key, self.is_full_key = shift_key, is_full_key
-        self.done_keys, self.reward_keys = {as_key(key) for key in done_keys}, {as_key(key) for key in reward_keys}
-
-
-class TED2Flat(_FlatHook):
+class TED2Flat:
     """``hook(data, path)``: TED ``[time, *batch]`` to flattened TED in files below ``path`` (None: in memory).
 
-    ``done_key`` is ``("next", "done")`` by default. ``shift`` and ``is_full`` are set by the buffer before.
+    The buffer sets ``shift`` and ``is_full`` before.
     """
 
-    _done_key = ("next", "done")
-    shift: int | None = None
-    is_full: bool | None = None
+    shift = 0
+    is_full = False
 
     def __call__(self, data: TensorDictBase, path: Path | None = None) -> TensorDictBase:
-        shift, full = self.shift or 0, bool(self.is_full)
+        shift, full = self.shift, self.is_full
         length, width = data.batch_size[0], int(data.batch_size[1:].numel())
         oldest = shift if full else 0
 
         def ordered(leaf: torch.Tensor) -> torch.Tensor:
             return in_time(leaf.reshape(length * width, *leaf.shape[data.ndim :]), length, width, oldest)
 
-        done = data.get(self.done_key, None)
+        done = data.get(("next", "done"), None)
         if done is None:
-            raise SchemaError(f"the data have no {'/'.join(self.done_key)}: they are not TED")
+            raise SchemaError("the data have no next/done: they are not TED")
         ends, place, rows = _flat_places(
             ordered(done.reshape(data.batch_size)), width, length - 1 if full else shift - 1
         )
-        own = self.done_keys | self.reward_keys
         after = {as_key(key): leaf for key, leaf in data.get("next").items(True, True)}
         roots = {as_key(key): leaf for key, leaf in data.exclude("next").items(True, True)}
         out = TensorDict(batch_size=[])
-        out.set_non_tensor(self.is_full_key, full)
-        out.set_non_tensor(self.shift_key, shift)
+        out.set_non_tensor("is_full", full)
+        out.set_non_tensor("shift", shift)
         # JSON knows no tuples.
         out.set_non_tensor(SHAPE_KEY, tuple(data.batch_size) if path is None else list(data.batch_size))
         for key in {**roots, **after}:
-            if key in own:
+            if key in _OF_NEXT:
                 value = ordered(after[key])
             elif key in after:
                 if key not in roots:
@@ -114,26 +93,19 @@ def _check_successors(
         raise SchemaError(message, hint="save without the hook: such data cannot be stored once for each state")
 
 
-class Flat2TED(_FlatHook):
-    """``hook(data, out)``: flattened TED back to TED, with root flags False. ``out`` is filled if it is given.
+class Flat2TED:
+    """``hook(data)``: flattened TED back to TED, with root flags False; rows never written hold arbitrary values."""
 
-    ``done_key`` is ``"done"`` by default. If the storage was not full, rows never written hold arbitrary values.
-    """
-
-    _done_key = ("done",)
-
-    def __call__(self, data: TensorDictBase, out: TensorDictBase | None = None) -> TensorDictBase:
-        shape = data.get_non_tensor(SHAPE_KEY, default=None)
-        shift = data.get_non_tensor(self.shift_key, default=None)
-        full = data.get_non_tensor(self.is_full_key, default=None)
+    def __call__(self, data: TensorDictBase) -> TensorDictBase:
+        shape, shift, full = (data.get_non_tensor(key, default=None) for key in (SHAPE_KEY, "shift", "is_full"))
         if shape is None or shift is None or full is None:
             raise SchemaError("the data are not flattened TED: they do not say how they were stored")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         length, width = shape[0], int(torch.Size(shape[1:]).numel())
         steps, oldest = length * width, shift if full else 0
-        done = data.get(self.done_key, None)
+        done = data.get("done", None)
         if done is None or done.numel() != steps:
-            raise DamagedDatasetError(f"{'/'.join(self.done_key)} does not have one flag for each of {steps} rows")
+            raise DamagedDatasetError(f"done does not have one flag for each of {steps} rows")
         _, place, rows = _flat_places(done.reshape(-1), width, length - 1 if full else shift - 1)
 
         def stored(leaf: torch.Tensor) -> torch.Tensor:
@@ -147,9 +119,9 @@ class Flat2TED(_FlatHook):
             if not isinstance(leaf, torch.Tensor):
                 continue
             leaf = leaf.as_subclass(torch.Tensor)
-            if key in self.done_keys | self.reward_keys:
+            if key in _OF_NEXT:
                 ted.set(("next", *key), stored(leaf))
-                if key in self.done_keys:
+                if key != ("reward",):
                     ted.set(key, torch.zeros(*shape, *leaf.shape[1:], dtype=leaf.dtype, device="cpu"))
             elif len(leaf) == rows:
                 ted.set(key, stored(leaf[place]))
@@ -160,7 +132,4 @@ class Flat2TED(_FlatHook):
             else:
                 message = f"{'/'.join(key)} has {len(leaf)} rows, which is neither {steps} steps nor {rows} states"
                 raise DamagedDatasetError(message)
-        if out is None:
-            return ted
-        out.copy_(ted)
-        return out
+        return ted

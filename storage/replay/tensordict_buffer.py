@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
-import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from ...errors import SamplingError, SchemaError, UsageError
-from ..keywords import with_options
-from .around import Around
+from ..keywords import shows_arguments_of
 from .buffer import ReplayBuffer, as_list, is_key, storage_of
 from .storages.rows import is_number, numbers_in, written_rows
 from .storages.trees import as_batch
 from .timeline import as_key, entry_at
 from .writers import TensorDictRoundRobinWriter, reduce
-
-
-class CommonOptions(TypedDict, total=False):
-    """Arguments of `ReplayBuffer`, for the classes that pass them on, without those that some of these make themselves."""
-
-    writer: Any
-    collate_fn: Callable[[Any], Any] | None
-    pin_memory: bool
-    prefetch: int | None
-    transform: Any
-    transform_factory: Callable[[], Any] | None
-    batch_size: int | None
-    dim_extend: int | None
-    generator: torch.Generator | None
-    shared: bool
-    compilable: bool | None
-    device: Any
-    seed: int | None
-    rank: int
-    world_size: int
-    around: Around
-
-
-class BufferOptions(CommonOptions, total=False):
-    """All arguments of `ReplayBuffer`."""
-
-    storage: Any
-    sampler: Any
 
 
 class TensorDictReplayBuffer(ReplayBuffer):
@@ -58,8 +27,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     _with_info = True
     _ring_writer = TensorDictRoundRobinWriter
 
-    @with_options(BufferOptions, ReplayBuffer.__init__)
-    def __init__(self, *, priority_key: Any = "td_error", **options: Unpack[BufferOptions]) -> None:
+    @shows_arguments_of(ReplayBuffer.__init__)
+    def __init__(self, *, priority_key: Any = "td_error", **options: Any) -> None:
         super().__init__(**options)
         self.priority_key = priority_key
 
@@ -82,8 +51,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return super().extend(data)
         priority = self._priority(data, self.storage.ndim)
         index = super().extend(data)
-        if priority is not None:
-            self._set_priorities(index, priority)
+        if priority is not None and len(index) == len(priority):  # else a transform has kept some of them back
+            self.update_priority(index, priority)
         return index
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -133,31 +102,18 @@ class TensorDictReplayBuffer(ReplayBuffer):
             priority = priority.reshape(shape).transpose(0, self.dim_extend)
         return priority.reshape(-1)
 
-    def _set_priorities(self, index: Any, priority: torch.Tensor) -> None:
-        """Set the priorities of records that were written to the rows ``index``."""
-        rows = self.storage.flat(index)
-        if len(rows) != len(priority):  # a writer, or a transform, has kept some of them back
-            rows = rows[rows >= 0]
-            stored = self.storage.leaf_at(as_key(self.priority_key), rows) if len(rows) else None
-            if stored is None:
-                return
-            priority = reduce(stored.reshape(len(rows), -1), self.sampler.reduction)  # type: ignore[attr-defined]
-        # More records than room: each row holds the last record written to it.
-        self.update_priority(self.storage.index_of(rows.clamp(min=0)) if self.storage.ndim > 1 else rows, priority)
-
     def update_tensordict_priority(self, data: Any) -> None:
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
 
-        ``data``: the batch, a TensorDict or a dictionary of arrays. (`update_priority` takes rows and values themselves.)
-
         Without effect if the sampler has no priorities. If the batch lacks the key, its rows get the priority of new records,
-        with a warning. Raises UsageError if it has no ``index``.
+        with a warning. Raises UsageError for what is no TensorDict, and if it has no ``index``.
         """
         sampler: Any = self.sampler
         if not sampler.has_priorities:
             return
         if not isinstance(data, TensorDictBase):
-            data = _tensors_at(data, ("index",), as_key(self.priority_key))
+            message = f"the batch is a {type(data).__name__}, no TensorDict"
+            raise UsageError(message, hint='update_priority(batch["index"], priorities) takes arrays')
         index, values = data.get("index", None), entry_at(data, as_key(self.priority_key))
         if index is None:
             raise UsageError("the batch has no index: it takes that to set priorities")
@@ -174,18 +130,6 @@ class TensorDictReplayBuffer(ReplayBuffer):
         self.update_priority(rows, reduce(values.reshape(len(rows), -1), sampler.reduction))
 
 
-def _tensors_at(batch: Any, *keys: tuple[str, ...]) -> TensorDictBase:
-    """These leaves of a dictionary of arrays, those that it has."""
-    found: dict[Any, torch.Tensor] = {}
-    for key in keys:
-        value = batch
-        for name in key:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None:
-            found[key] = torch.from_numpy(np.array(value))
-    return TensorDict(found, [len(found[keys[0]])] if keys[0] in found else [])
-
-
 class PrioritizedReplayBuffer(ReplayBuffer):
     """A `ReplayBuffer` that samples by priority; ``alpha``, ``beta``, ``eps`` and ``reduction`` as in `PrioritizedSampler`.
 
@@ -193,7 +137,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     priorities are kept on the CPU. ``options``: the arguments of `ReplayBuffer`.
     """
 
-    @with_options(CommonOptions, ReplayBuffer.__init__)
+    @shows_arguments_of(ReplayBuffer.__init__)
     def __init__(
         self,
         *,
@@ -206,7 +150,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         sampler: Any = None,
         sampler_device: Any = None,
         sync: bool = True,
-        **options: Unpack[CommonOptions],
+        **options: Any,
     ) -> None:
         from .samplers.prioritized import PrioritizedSampler
 
@@ -216,22 +160,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         super().__init__(storage=made, sampler=sampler, **options)
 
 
-class PrioritizedOptions(BufferOptions, total=False):
-    """What `TensorDictPrioritizedReplayBuffer` passes on."""
-
-    eps: float
-    dtype: torch.dtype
-    reduction: str
-    sampler_device: Any
-    sync: bool
-
-
 class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer, TensorDictReplayBuffer):
     """A `TensorDictReplayBuffer` that samples by priority."""
 
-    @with_options(PrioritizedOptions, ReplayBuffer.__init__, PrioritizedReplayBuffer.__init__)
-    def __init__(
-        self, *, alpha: float, beta: float, priority_key: Any = "td_error", **options: Unpack[PrioritizedOptions]
-    ) -> None:
+    @shows_arguments_of(ReplayBuffer.__init__, PrioritizedReplayBuffer.__init__)
+    def __init__(self, *, alpha: float, beta: float, priority_key: Any = "td_error", **options: Any) -> None:
         super().__init__(alpha=alpha, beta=beta, **options)
         self.priority_key = priority_key

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from ...errors import SamplingError, SchemaError, UsageError
+from ...errors import SamplingError, SchemaError
 from ..keywords import whole_number
 from ..schema import FLAGS
+from .around import NStep
 from .order import batch_generator
 from .timeline import as_key, entry_key
 
@@ -27,16 +28,14 @@ class RandomCropTensorDict(torch.nn.Module):
     """A random contiguous piece of ``sub_seq_len`` steps along ``sample_dim`` of every sequence.
 
     Every start is equally likely, including the last one. With ``mask_key`` (bool, of the batch's shape) only real steps
-    count, which must come first. Draws from ``generator``, in a buffer from that of the batch, else from torch's global one.
-    Raises SamplingError for sequences that are too short.
+    count, which must come first. In a buffer draws are those of the batch, else of torch's global generator. Raises
+    SamplingError for sequences that are too short.
     """
 
-    def __init__(
-        self, sub_seq_len: int, sample_dim: int = -1, mask_key: Any = None, *, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, sub_seq_len: int, sample_dim: int = -1, mask_key: Any = None) -> None:
         super().__init__()
         self.sub_seq_len = whole_number("sub_seq_len", sub_seq_len, 1)
-        self.sample_dim, self.mask_key, self.generator = sample_dim, mask_key, generator
+        self.sample_dim, self.mask_key = sample_dim, mask_key
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         shape = tensordict.batch_size
@@ -55,30 +54,17 @@ class RandomCropTensorDict(torch.nn.Module):
             message = f"a sequence of {int(lengths.min())} steps has no piece of {self.sub_seq_len}"
             raise SamplingError(message, hint="reduce sub_seq_len, or sample longer slices")
         places = lengths - self.sub_seq_len + 1
-        generator = self.generator or batch_generator()
-        start = (torch.rand(one, dtype=torch.float64, generator=generator, device="cpu") * places).long()
+        share = torch.rand(one, dtype=torch.float64, generator=batch_generator(), device="cpu")
+        start = (share * places).long()
         steps = torch.arange(self.sub_seq_len, device="cpu").view(*[-1 if d == dim else 1 for d in range(len(shape))])
         index = start + steps
         return tensordict.gather(dim, index.to(tensordict.device) if tensordict.device else index)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__() if hasattr(super(), "__getstate__") else self.__dict__
-        generator = state["generator"]
-        return {**state, "generator": None if generator is None else bytes(generator.get_state().numpy())}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        kept = state["generator"]
-        super().__setstate__({**state, "generator": None})
-        if kept is not None:
-            self.generator = torch.Generator()
-            self.generator.set_state(torch.frombuffer(bytearray(kept), dtype=torch.uint8))
 
 
 class MultiStep(torch.nn.Module):
     """Rewards become discounted sums over up to ``n_steps``; other leaves of ``next``, except flags, come from the last step.
 
     The batch must be ``[*batch, time]`` and have ``("next", "reward")`` and ``("next", "done")``; a new TensorDict is returned.
-    Where done is ``[*batch, time, *group]`` (one for each of several agents), all leaves must begin with these dimensions.
     Added: ``steps_to_next_obs`` (int64), ``gamma`` (gamma^steps, float32), ``nonterminal`` (bool, whether more than one step
     was taken; False where a ``("collector", "mask")`` is), all of the batch's shape, and ``("next", "original_reward")``.
     ``n_steps=1`` changes nothing but adds these. Raises UsageError for n below 1 and gamma outside (0, 1].
@@ -86,10 +72,8 @@ class MultiStep(torch.nn.Module):
 
     def __init__(self, gamma: float, n_steps: int) -> None:
         super().__init__()
-        n_steps = whole_number("n_steps", n_steps, 1)
-        if not 0 < gamma <= 1:
-            raise UsageError(f"gamma must lie in (0, 1], and is {gamma!r}")
-        self.gamma, self.n_steps = float(gamma), n_steps
+        returns = NStep(n_steps, gamma)
+        self.gamma, self.n_steps = returns.gamma, returns.steps
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         out = tensordict.clone(False)
@@ -97,7 +81,7 @@ class MultiStep(torch.nn.Module):
         if done is None or reward is None:
             raise SchemaError("n-step returns need next/done and next/reward in the batch")
         if done.shape != out.shape and done.shape != (*out.shape, 1):
-            return self._of_groups(out, done.shape)
+            raise SchemaError(f"next/done of shape {tuple(done.shape)} is not one flag for each of {tuple(out.shape)}")
         taken = self._taken(done.reshape(out.batch_size))
         summed = self._summed(reward, taken)
         last = torch.arange(out.batch_size[-1], device=taken.device) + taken - 1
@@ -109,18 +93,6 @@ class MultiStep(torch.nn.Module):
         out.set("gamma", (self.gamma ** taken.double()).float())
         mask = out.get(("collector", "mask"), None)
         return out.set("nonterminal", taken > 1 if mask is None else (taken > 1) & mask.reshape(out.batch_size))
-
-    def _of_groups(self, data: TensorDictBase, shape: torch.Size) -> TensorDictBase:
-        """The same for a batch whose members each have their own done, ``[*batch, time, *group]``: so has every leaf."""
-        time, dims = data.ndim - 1, len(shape)
-        try:
-            wide = data.copy()
-            wide.batch_size = shape
-        except RuntimeError as error:
-            message = f"next/done of shape {tuple(shape)} is not one flag for each of {tuple(data.shape)}"
-            raise SchemaError(message) from error
-        moved = wide.apply(lambda leaf: leaf.movedim(time, dims - 1), batch_size=wide.movedim(time, dims - 1).shape)
-        return self.forward(moved).apply(lambda leaf: leaf.movedim(dims - 1, time), batch_size=data.batch_size)
 
     def _taken(self, done: torch.Tensor) -> torch.Tensor:
         """Steps to the first done, the end of the batch, or ``n_steps``; int64 ``[*batch, time]``."""

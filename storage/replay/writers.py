@@ -10,8 +10,6 @@ rows written   0 1 2 ... capacity - 1 0 1 2 ...
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from statistics import fmean, median_low
 from typing import Any
 
 import torch
@@ -86,21 +84,10 @@ class RoundRobinWriter(Writer):
 
     def add(self, data: Any) -> Any:
         row = self.cursor
-        return self._write(row, data, torch.tensor([row], device="cpu"))
-
-    def write_at(self, index: Any, data: Any) -> Any:
-        """Write records to rows (an int, or ``[n]``) along the first dimension; the cursor stays. Returns the rows."""
-        cursor, rows = self.cursor, torch.as_tensor(index, device="cpu").long()
-        self._write(int(rows) if not rows.ndim else rows, data, rows.reshape(-1))
-        self._storage.seek(cursor)
-        return index
-
-    def _write(self, cursor: Any, data: Any, rows: torch.Tensor) -> Any:
-        """Write to a row, or to rows; returns its number, or the rows, in the form of an index."""
-        single = isinstance(cursor, int)
-        self._storage.set(cursor, self._with_index(data, rows[0] if single else rows))
-        self.write_count += len(rows)
-        return cursor if single and self._storage.ndim == 1 else self._index_of(rows)
+        rows = torch.tensor([row], device="cpu")
+        self._storage.set(row, self._with_index(data, rows[0]))
+        self.write_count += 1
+        return row if self._storage.ndim == 1 else self._index_of(rows)
 
     def extend(self, data: Any) -> torch.Tensor:
         storage, count = self._storage, count_records(data)
@@ -205,36 +192,24 @@ def _parts(data: Any) -> list[Any]:
     return pytree.tree_leaves(data, is_leaf=is_tensor_collection)
 
 
-#: How several values become one: the rows of a tensor ``[n, k]``, and a list of Python's numbers.
-_REDUCED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[Any], Any]]] = {
-    "sum": (lambda rows: rows.sum(1), sum),
-    "max": (lambda rows: rows.amax(1), max),
-    "min": (lambda rows: rows.amin(1), min),
-    "mean": (lambda rows: rows.mean(1), fmean),
-    "median": (lambda rows: rows.median(1).values, median_low),
-}
-REDUCTIONS = tuple(_REDUCED)
+#: How several values become one.
+REDUCTIONS = ("sum", "max", "min", "mean", "median")
 
 
 def reduce(values: torch.Tensor, how: str) -> torch.Tensor:
     """``[n, ...]`` to ``[n]``: sum, max, min, mean or median over all further dimensions."""
     rows = values.reshape(len(values), -1)
-    return rows[:, 0] if rows.shape[1] == 1 else _REDUCED[how][0](rows)
-
-
-def reduce_exactly(values: torch.Tensor, how: str) -> list[int | float]:
-    """As `reduce`, ``[n, ...]`` to n comparable numbers: integers exactly, also beyond 2^53, other numbers as float64."""
-    if values.is_floating_point():
-        return reduce(values.double(), how).tolist()
-    rows = values.reshape(len(values), -1).tolist()
-    return [_REDUCED[how][1](row) if len(row) != 1 else row[0] for row in rows]
+    if rows.shape[1] == 1:
+        return rows[:, 0]
+    found = getattr(torch, how)(rows, 1)
+    return found if isinstance(found, torch.Tensor) else found.values
 
 
 class TensorDictMaxValueWriter(Writer):
     """Keeps the records with the highest ``rank_key``, summed (``reduction``) if it has several values.
 
-    Of equal ranks the first record stays. Integers are compared exactly, other numbers as float64. `add` and `extend` raise
-    SchemaError for records without a rank, and for ranks that are NaN or complex, because these have no order.
+    Of equal ranks, which are compared as float64, the first record stays. `add` and `extend` raise SchemaError for records
+    without a rank, and for ranks that are NaN.
 
     Rows are not in order of time: sampling slices, n-step returns, frame stacks and goals of later steps is refused.
     """
@@ -246,7 +221,7 @@ class TensorDictMaxValueWriter(Writer):
         self.rank_key: Key = ("next", "reward") if rank_key is None else as_key(rank_key)
         self.reduction = reduction
         self.write_count = 0
-        self._current_top_values: list[tuple[int | float, int]] = []  # a heap: (value, row), the worst on top
+        self._current_top_values: list[tuple[float, int]] = []  # a heap: (value, row), the worst on top
 
     def register_storage(self, storage: Storage) -> None:
         if storage.ndim > 1:
@@ -255,14 +230,14 @@ class TensorDictMaxValueWriter(Writer):
             self._current_top_values = self._ranks_of(storage)
         super().register_storage(storage)
 
-    def _ranks_of(self, storage: Storage) -> list[tuple[int | float, int]]:
+    def _ranks_of(self, storage: Storage) -> list[tuple[float, int]]:
         """The heap of the records that a storage already has. Raises SchemaError if they have no ranks."""
         if not len(storage):
             return []
         ranks = storage.column(self.rank_key)
         if ranks is None:
             raise SchemaError(f"the records in the storage have no {'/'.join(self.rank_key)} to rank them by")
-        best = [(value, row) for row, value in enumerate(reduce_exactly(ranks, self.reduction))]
+        best = [(value, row) for row, value in enumerate(reduce(ranks.double(), self.reduction).tolist())]
         heapq.heapify(best)
         return best
 
@@ -284,9 +259,7 @@ class TensorDictMaxValueWriter(Writer):
         ranks = data.get(entry_key(self.rank_key), None)
         if ranks is None:
             raise SchemaError(f"the data have no {'/'.join(self.rank_key)} to rank them by")
-        if ranks.is_complex():
-            raise SchemaError(f"{'/'.join(self.rank_key)} is {ranks.dtype}, which has no order")
-        values = reduce_exactly(ranks, self.reduction)
+        values = reduce(ranks.double(), self.reduction).tolist()
         unordered = [record for record, value in enumerate(values) if value != value]
         if unordered:
             message = f"{'/'.join(self.rank_key)} of record {unordered[0]} is NaN, by which it cannot be ranked"
@@ -320,7 +293,7 @@ class TensorDictMaxValueWriter(Writer):
         return {"write_count": self.write_count, "worst": [list(entry) for entry in self._current_top_values]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        best = [(value if type(value) is int else float(value), int(row)) for value, row in state["worst"]]
+        best = [(float(value), int(row)) for value, row in state["worst"]]
         if sorted(row for _, row in best) != [*range(len(best))]:
             raise UsageError("the rows of the writer's values are not those of the records")
         self.write_count, self._current_top_values = int(state["write_count"]), best

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
-from ...keywords import whole_number, with_options
+from ...keywords import shows_arguments_of, whole_number
 from ..draw import Draw
 from ..order import Turn
 from ..storages.rows import whole_numbers
@@ -31,7 +31,7 @@ from ..storages.storage import Storage, require_records
 from ..timeline import Key
 from ..writers import REDUCTIONS
 from .sampler import Sampler
-from .slices import EpisodePool, SliceOptions, SliceSampler
+from .slices import EpisodePool, SliceSampler
 from .sum_tree import SumTree, full
 
 
@@ -42,8 +42,6 @@ class PrioritizedSampler(Sampler):
     - ``alpha``, ``beta``: the exponents above, numbers or tensors of one; setting ``alpha`` later transforms what is stored.
     - ``eps``: added to every priority. ``dtype``: of the weights.
     - ``reduction``: how a priority of several values becomes one: max, min, mean, median or sum.
-    - ``max_priority_within_buffer``: new records get the largest priority that is still in the buffer, rather than the
-      largest there ever was.
     - ``device``: taken for compatibility, without effect: priorities are in main memory.
     """
 
@@ -57,7 +55,6 @@ class PrioritizedSampler(Sampler):
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
-        max_priority_within_buffer: bool = False,
         device: Any = None,
     ) -> None:
         max_capacity = whole_number("max_capacity", max_capacity, 1)
@@ -66,13 +63,11 @@ class PrioritizedSampler(Sampler):
         if reduction not in REDUCTIONS:
             raise UsageError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
         self.max_capacity, self.eps, self.dtype, self.reduction = max_capacity, eps, dtype, reduction
-        self.max_priority_within_buffer = max_priority_within_buffer
         self._alpha, self.beta = alpha, beta
         # The priorities themselves, NaN where there is none: exact when alpha changes, also from and to zero.
         self._priorities = full(max_capacity, torch.nan)
         self._largest: float | None = None
         self._known_rows = 0  # rows known to have a priority
-        self._marked: Any = None  # the index that `mark_update` got last
         self._tree = SumTree(max_capacity)
 
     # -- priorities --------------------------------------------------------------------------------------------------
@@ -98,9 +93,6 @@ class PrioritizedSampler(Sampler):
     @property
     def default_priority(self) -> float:
         """The priority of new records: the largest so far, initially 1."""
-        if self.max_priority_within_buffer:
-            known = self._priorities[~self._priorities.isnan()]
-            return float(known.max()) if len(known) else 1.0
         return 1.0 if self._largest is None else self._largest
 
     def update_priority(self, index: Any, priority: Any, *, storage: Storage | None = None) -> None:
@@ -144,7 +136,6 @@ class PrioritizedSampler(Sampler):
 
         Raises SamplingError for rows that the ``storage`` does not have; without a storage the sampler grows.
         """
-        self._marked = index
         rows = _flat(index, storage)
         if storage is not None:
             _check_rows(rows, len(storage))
@@ -152,19 +143,7 @@ class PrioritizedSampler(Sampler):
         if not len(rows):
             return
         self._reserve(int(rows.max()) + 1)
-        if self.max_priority_within_buffer:
-            self._priorities.numpy()[rows] = np.nan  # priorities of overwritten records do not count
         self.update_priority(torch.from_numpy(rows), self.default_priority)
-
-        self._marked = index
-
-    def extend(self, index: Any) -> None:
-        """Rows were written: they get the priority of new records, unless `mark_update` has done that."""
-        if self._marked is not index:
-            self.mark_update(index)
-        self._marked = None
-
-    add = extend
 
     def _reserve(self, rows: int) -> None:
         """Have room for this many rows: a storage of several dimensions has more of them than its ``max_size``."""
@@ -275,7 +254,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
 
     _cut_short = True
 
-    @with_options(SliceOptions, SliceSampler.__init__)
+    @shows_arguments_of(SliceSampler.__init__)
     def __init__(
         self,
         max_capacity: int,
@@ -285,12 +264,11 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
         *,
-        max_priority_within_buffer: bool = False,
         device: Any = None,
-        **slices: Unpack[SliceOptions],
+        **slices: Any,
     ) -> None:
         self._starts: tuple[EpisodePool, np.ndarray, SumTree] | None = None
-        PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction, max_priority_within_buffer)
+        PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction)
         SliceSampler.__init__(self, **slices)
 
     def _spans(self) -> tuple[bool | int, bool | int]:
@@ -351,7 +329,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     state_dict, load_state_dict = PrioritizedSampler.state_dict, PrioritizedSampler.load_state_dict
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**PrioritizedSampler.__getstate__(self), "_pool": None, "_checked": None, "_starts": None}
+        return {**PrioritizedSampler.__getstate__(self), "_pool": None, "_known": None, "_starts": None}
 
 
 def check_priorities(values: np.ndarray) -> None:

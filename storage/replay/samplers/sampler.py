@@ -12,7 +12,6 @@ never its data, so the cost of a draw does not depend on the size of the data.
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import Signature, signature
 from typing import Any
 
 import numpy as np
@@ -27,19 +26,7 @@ from ..storages.storage import Storage, require_records
 from ..timeline import Key, entry_key
 
 
-class _Variants(type):
-    """``RandomSampler(replacement=False)`` makes a `SamplerWithoutReplacement`, as TorchRL's samplers do."""
-
-    def __call__(cls, *args: Any, replacement: bool = True, **options: Any) -> Any:
-        if replacement:
-            return super().__call__(*args, **options)
-        kind = vars(cls).get("_without_replacement")
-        if kind is None:
-            raise UsageError(f"{cls.__name__} has no without-replacement variant")
-        return type.__call__(kind, *args, **options)
-
-
-class Sampler(Saved, metaclass=_Variants):
+class Sampler(Saved):
     """Base of all samplers."""
 
     #: Whether every record comes with the same chance at any time: otherwise batches make passes, and iteration ends with one.
@@ -51,26 +38,15 @@ class Sampler(Saved, metaclass=_Variants):
     _order: Order | None = None
     #: Grows when an attribute is assigned, or a priority changes: what was drawn ahead is then drawn again.
     version = 0
-    _assigned = 0  # attributes so far
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        shown = signature(cls.__init__)
-        cls.__signature__ = shown.replace(parameters=[*shown.parameters.values()][1:])  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        before = self.__dict__.get(name)
         object.__setattr__(self, name, value)
         if not name.startswith("_"):
-            self.__dict__.update(version=self.version + 1, _assigned=self._assigned + 1)
-            try:
-                self._check()
-            except UsageError:
-                self.__dict__[name] = before
-                raise
+            self._changed()
 
-    def _check(self) -> None:
-        """Raise UsageError for an attribute that was assigned a wrong value."""
+    def _changed(self) -> None:
+        """An attribute was assigned."""
+        self.__dict__["version"] = self.version + 1
 
     @property
     def order(self) -> Order:
@@ -154,13 +130,8 @@ class Sampler(Saved, metaclass=_Variants):
         return f"{type(self).__name__}()"
 
 
-Sampler.__signature__ = Signature()  # type: ignore[attr-defined]
-
-
 class RandomSampler(Sampler):
-    """Uniform over all rows, with replacement; with ``replacement=False`` a `SamplerWithoutReplacement` is made."""
-
-    def __init__(self, *, replacement: bool = True) -> None: ...
+    """Uniform over all rows, with replacement."""
 
     def draw(self, storage: Storage, batch_size: int, turn: Turn) -> Draw:
         rows = turn.below(require_records(storage), batch_size)
@@ -207,10 +178,6 @@ class SamplerWithoutReplacement(Sampler):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(drop_last={self.drop_last}, shuffle={self.shuffle})"
-
-
-RandomSampler._without_replacement = SamplerWithoutReplacement  # type: ignore[attr-defined]
-SamplerWithoutReplacement._without_replacement = SamplerWithoutReplacement  # type: ignore[attr-defined]
 
 
 def draws_ahead(sampler: Sampler) -> bool:

@@ -12,44 +12,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
-from ...keywords import whole_number, with_options
+from ...keywords import shows_arguments_of, whole_number
 from ...row_index import lookup, runs_of
 from ..draw import Draw, Slices
 from ..order import Pass, Turn
 from ..storages.storage import Storage, require_records
-from ..timeline import Edges, Timeline, as_key
+from ..timeline import Edges, Timeline, as_key, entry_key
 from .sampler import Sampler, SamplerWithoutReplacement
 
 UniformOver = Literal["trajectories", "transitions"]
 Span = bool | int | Sequence[bool | int]
 KeyLike = str | tuple[str, ...]
-
-
-class SliceOptions(TypedDict, total=False):
-    """The arguments of `SliceSampler`, for the samplers that pass them on."""
-
-    num_slices: int | None
-    slice_len: int | None
-    end_key: KeyLike | None
-    end_keys: Sequence[KeyLike] | None
-    traj_key: KeyLike | None
-    ends: torch.Tensor | None
-    trajectories: torch.Tensor | None
-    cache_values: bool
-    truncated_key: KeyLike | None
-    init_key: KeyLike | None
-    strict_length: bool
-    pad_output: bool
-    compile: bool | dict[str, Any]
-    span: Span
-    use_gpu: Any
-    uniform_over: UniformOver
 
 
 class SliceSampler(Sampler):
@@ -66,10 +45,8 @@ class SliceSampler(Sampler):
       ``done`` beside the former is set as well. None: no flag.
     - ``uniform_over``: see above.
 
-    - ``replacement=False``: a `SliceSamplerWithoutReplacement` is made.
-
-    ``cache_values``, ``compile`` and ``use_gpu`` are taken for compatibility, without effect: edges are always kept until the
-    storage is written, and a draw takes microseconds on the CPU.
+    ``cache_values`` and ``compile`` are taken for compatibility, without effect: edges are always kept until the storage is
+    written, and a draw takes microseconds.
     """
 
     #: Whether an episode that is short by at most the right span is long enough.
@@ -92,32 +69,28 @@ class SliceSampler(Sampler):
         pad_output: bool = False,
         compile: bool | dict[str, Any] = False,
         span: Span = False,
-        use_gpu: Any = False,
         uniform_over: UniformOver = "trajectories",
-        replacement: bool = True,
     ) -> None:
         self.slice_len, self.num_slices = slice_len, num_slices
-        self.strict_length, self.pad_output, self.uniform_over, self.span = (
-            strict_length,
-            pad_output,
-            uniform_over,
-            span,
-        )
+        self.strict_length, self.pad_output = strict_length, pad_output
+        self.uniform_over, self.span = uniform_over, span
         self.end_key, self.end_keys, self.traj_key = end_key, end_keys, traj_key
         self.ends, self.trajectories = _copied(ends), _copied(trajectories)
         self.truncated_key, self.init_key = truncated_key, init_key
-        self._pool: tuple[Any, EpisodePool] | None = None
-        self._checked: tuple[int, Edges, tuple[bool | int, bool | int]] | None = None
         self._settings()
 
-    def _check(self) -> None:
-        if "_checked" in self.__dict__:  # not while the constructor assigns
-            self._settings()
+    #: What follows from the attributes: the edges of episodes and both spans; the episodes to draw from.
+    _known: tuple[Edges, tuple[bool | int, bool | int]] | None = None
+    _pool: EpisodePool | None = None
+
+    def _changed(self) -> None:
+        super()._changed()
+        self._known = self._pool = None
 
     def _settings(self) -> tuple[Edges, tuple[bool | int, bool | int]]:
         """The edges of episodes and both spans, as the attributes say now. Raises UsageError for those that contradict."""
-        if self._checked is not None and self._checked[0] == self._assigned:
-            return self._checked[1:]
+        if self._known is not None:
+            return self._known
         if (self.slice_len is None) == (self.num_slices is None):
             raise UsageError("give either slice_len or num_slices")
         for name in ("slice_len", "num_slices"):
@@ -136,9 +109,8 @@ class SliceSampler(Sampler):
             raise UsageError("span goes with uniform_over='trajectories'")
         ends = self.end_keys or (() if self.end_key is None else (self.end_key,))
         traj_key = None if self.traj_key is None else as_key(self.traj_key)
-        edges = Edges(traj_key, tuple(map(as_key, ends)), self.ends, self.trajectories)
-        self._checked = (self._assigned, edges, span)
-        return edges, span
+        self._known = Edges(traj_key, tuple(map(as_key, ends)), self.ends, self.trajectories), span
+        return self._known
 
     def _spans(self) -> tuple[bool | int, bool | int]:
         return _both_sides(self.span)
@@ -178,14 +150,12 @@ class SliceSampler(Sampler):
         require_records(storage)
         edges, span = self._settings()
         timeline = storage.timeline(edges)
-        known = (self._assigned, length)
-        if self._pool is None or self._pool[0] != known or self._pool[1].timeline is not timeline:
-            pool = EpisodePool(timeline, length, self.strict_length, span, self._cut_short)
+        pool = self._pool
+        if pool is None or pool.length != length or pool.timeline is not timeline:
+            pool = self._pool = EpisodePool(timeline, length, self.strict_length, span, self._cut_short)
             if self.traj_key is None and timeline.traj_key is not None:  # as TorchRL notes what it found
-                found = timeline.traj_key if len(timeline.traj_key) > 1 else timeline.traj_key[0]
-                self.__dict__["traj_key"] = found
-            self._pool = (known, pool)
-        return self._pool[1]
+                self.__dict__["traj_key"] = entry_key(timeline.traj_key)
+        return pool
 
     def shape(self, batch_size: int) -> tuple[int, int]:
         """``(slices, their length)``. Raises SamplingError when the batch cannot be divided."""
@@ -202,7 +172,7 @@ class SliceSampler(Sampler):
         self._pool = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pool": None, "_checked": None}
+        return {**self.__dict__, "_pool": None, "_known": None}
 
     def __repr__(self) -> str:
         size = f"slice_len={self.slice_len}" if self.slice_len else f"num_slices={self.num_slices}"
@@ -217,8 +187,8 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
 
     endless = False
 
-    @with_options(SliceOptions, SliceSampler.__init__)
-    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Unpack[SliceOptions]) -> None:
+    @shows_arguments_of(SliceSampler.__init__)
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True, **slices: Any) -> None:
         SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
         SliceSampler.__init__(self, **slices)
 
@@ -239,10 +209,6 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         return turn.sizes
 
     state_dict, load_state_dict = SamplerWithoutReplacement.state_dict, SamplerWithoutReplacement.load_state_dict
-
-
-SliceSampler._without_replacement = SliceSamplerWithoutReplacement  # type: ignore[attr-defined]
-SliceSamplerWithoutReplacement._without_replacement = SliceSamplerWithoutReplacement  # type: ignore[attr-defined]
 
 
 class EpisodePool:

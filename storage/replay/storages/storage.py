@@ -194,29 +194,6 @@ class Storage(Saved):
     def __iter__(self) -> Iterator[Any]:
         return (self.get(row) for row in range(self.filled))
 
-    def contains(self, item: Any) -> Any:
-        """Return whether rows along the first dimension hold data: bool for an int, a bool tensor for a tensor of rows.
-
-        For a storage of several dimensions the last dimension of a tensor ``[..., ndim]`` holds coordinates. Negative rows
-        count from the end.
-        """
-        if hasattr(item, "__index__") and not isinstance(item, torch.Tensor):
-            return -self.filled <= item < self.filled
-        if not isinstance(item, torch.Tensor):
-            raise UsageError(f"rows are numbers or tensors of numbers, not {type(item).__name__}")
-        size = torch.tensor(self.shape if self.ndim > 1 and item.ndim > 1 else self.shape[:1], device=item.device)
-        inside = (item[..., None] if len(size) == 1 else item) >= -size
-        inside &= (item[..., None] if len(size) == 1 else item) < size
-        return inside.all(-1)
-
-    __contains__ = contains
-
-    def flatten(self) -> Storage:
-        """Return a storage of one dimension with the same rows; the storage itself if it has one dimension."""
-        if self.ndim == 1:
-            return self
-        raise UsageError(f"a {type(self).__name__} cannot be flattened")
-
     def coordinates(self, rows: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return flat rows in the form that ``get`` takes: unchanged, or one tensor for each dimension."""
         return rows if self.ndim == 1 else tuple(torch.unravel_index(rows, (self.capacity, *self.shape[1:])))

@@ -219,13 +219,6 @@ class TensorStorage(Storage):
         self.filled, self.newest, self.in_order = 0, -1, True
         self._version += 1
 
-    def flatten(self) -> Storage:
-        if self.ndim == 1:
-            return self
-        if not self.initialized:
-            raise SchemaError("nothing was written yet that could be flattened")
-        return TensorStorage(tree_map(lambda part: part.flatten(0, self.ndim - 1), self.contents()))
-
     # -- saving -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -289,20 +282,9 @@ class LazyTensorStorage(TensorStorage):
     """Allocates at the first record. ``device="auto"`` takes the device of the first data.
 
     With ``ndim`` > 1 the first data determine the further dimensions, and ``max_size`` is rounded up to full rows.
-    ``consolidated``, ``shared_init`` and ``cleanup_memmap`` are accepted and have no effect.
     """
 
-    def __init__(
-        self,
-        max_size: int,
-        *,
-        device: Any = "cpu",
-        ndim: int = 1,
-        compilable: bool = False,
-        consolidated: bool = False,
-        shared_init: bool = False,
-        cleanup_memmap: bool = True,
-    ) -> None:
+    def __init__(self, max_size: int, *, device: Any = "cpu", ndim: int = 1, compilable: bool = False) -> None:
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
         self._auto = device == "auto"
 

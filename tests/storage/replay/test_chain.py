@@ -185,7 +185,7 @@ def test_transforms_that_work_in_place_leave_the_records_as_they_are(storage):
             buffer[:],
             buffer[[1, 2]],
             {"o": buffer["o"]},
-            *DataLoader(buffer, batch_size=4),
+            *DataLoader(buffer.as_map(), batch_size=4),
             buffer.sample(),
         ]
         assert all(bool((data["o"] == 0.5).all()) for data in read)

@@ -263,7 +263,6 @@ def test_batches_follow_the_program_without_prefetch(folder):
                 changed.append_transform(scaled)
             ring.extend(steps(5, 100 * turn))
             ring[2] = steps(1, 7777)[0]
-    assert [buffer.stats()["prefetch_queue_size"] for buffer in there] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("device", [None, "cpu", "cuda"])

@@ -28,15 +28,6 @@ for _module in (their_mix, their_query, their_schedulers, their_datasets, their_
     THEIRS.__dict__.update({name: getattr(_module, name) for name in dir(_module) if name[0] != "_"})
 
 
-def samplers_by_argument(lib):
-    made = [
-        lib.RandomSampler(),
-        lib.RandomSampler(replacement=False),
-        lib.RandomSampler(replacement=False, drop_last=True),
-    ]
-    return [type(sampler).__name__ for sampler in made]
-
-
 def registered_datasets(lib):
     class Toy:
         def __init__(self, dataset_id: str, *, batch_size: int = 0) -> None:

@@ -70,7 +70,7 @@ def test_ensembles_of_datasets_and_memory(folder):
         ReplayBufferEnsemble(dataset, live, sample_from_all=True, batch_size=31).sample()
     live.append_transform(lambda batch: batch.select("observation", "action"))
     assert ensemble.sample().batch_size == (32,)
-    assert len(ensemble) == 2 and ensemble[1] is live and len(ensemble[:1]) == 1 and len(ensemble[0]) == 67
+    assert len(ensemble) == 2 and ensemble[1] is live and len(ensemble[0]) == 67
 
 
 def test_ensemble_errors():

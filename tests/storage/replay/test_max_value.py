@@ -77,10 +77,10 @@ def test_reductions_of_ranks(reduction, dtype):
     assert torch.equal(kept.sort().values, values.sort().values[-10:])
 
 
-@pytest.mark.parametrize("values", [[1.0, float("nan"), 2.0], [1j, 2.0], [[1.0, float("nan")], [1.0, 2.0]]])
+@pytest.mark.parametrize("values", [[1.0, float("nan"), 2.0], [[1.0, float("nan")], [1.0, 2.0]]])
 def test_ranks_without_an_order_are_refused(values):
     buffer, data = ranked(torch.tensor(values))
-    with pytest.raises(SchemaError, match=r"score (of record \d is NaN|is torch.complex64)"):
+    with pytest.raises(SchemaError, match=r"score of record \d is NaN"):
         buffer.extend(data)
     assert not len(buffer)
 

@@ -84,12 +84,6 @@ def test_new_records_get_the_largest_priority():
     buffer.update_priority(torch.tensor([3]), torch.tensor([0.5]))
     buffer.extend(rollout([5], first=80))
     assert priorities(buffer)[15:].tolist() == [5.0] * 5  # once seen, for ever
-    within = PrioritizedSampler(10, 1, 1, max_priority_within_buffer=True)
-    within.add(torch.arange(4))
-    within.update_priority(torch.tensor([0]), 9.0)
-    assert within.default_priority == 9
-    within.extend(torch.tensor([0]))  # written over
-    assert within.default_priority == 1
 
 
 def test_alpha_can_change():

@@ -187,9 +187,9 @@ def test_arguments_assigned_in_use(kind):
     sampler, buffer = made()
     sampler.truncated_key = None
     assert ("next", "truncated") not in buffer.sample().keys(True)
+    sampler.slice_len = 0
     with pytest.raises(UsageError, match="slice_len must be"):
-        sampler.slice_len = 0
-    assert sampler.slice_len == 4 and len(buffer.sample()) == 8
+        buffer.sample()
 
 
 @pytest.mark.parametrize("options", [{}, {"strict_length": False, "pad_output": True}, {"n_step": 2}], ids=str)

@@ -14,16 +14,11 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.errors import SamplingError, UsageError
+from rbdata.errors import SamplingError
 from rbdata.storage.replay import (
     LazyTensorStorage,
-    PrioritizedSampler,
-    PrioritizedSliceSampler,
-    RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
-    SliceSampler,
-    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from replay_tools import chi_square, equal, rollout
@@ -107,26 +102,6 @@ def test_a_growing_storage_starts_the_pass_anew():
     buffer.sample()
     buffer.extend(rollout([10], first=100))
     assert len({int(step) for batch in buffer for step in batch["index"]}) == 20
-
-
-def test_without_replacement_by_argument():
-    kind: Any = RandomSampler
-    made = kind(replacement=False, drop_last=True)
-    assert type(made) is SamplerWithoutReplacement and made.drop_last
-    kind = SliceSampler
-    sliced = kind(slice_len=2, replacement=False, shuffle=False)
-    assert type(sliced) is SliceSamplerWithoutReplacement and isinstance(sliced, SamplerWithoutReplacement)
-    assert type(SamplerWithoutReplacement(replacement=False)) is SamplerWithoutReplacement  # type: ignore[call-arg]
-    kind = RandomSampler
-    assert type(kind(replacement=True)) is RandomSampler
-    options: dict[str, Any] = {"replacement": False}
-    for make in (
-        lambda: PrioritizedSampler(10, 1, 1, **options),
-        lambda: PrioritizedSliceSampler(10, 1, 1, slice_len=2, **options),
-        lambda: type("Own", (RandomSampler,), {})(**options),
-    ):
-        with pytest.raises(UsageError, match="no without-replacement variant"):
-            make()
 
 
 def standard_scores(counts: np.ndarray, expected: float) -> float:

