@@ -144,7 +144,7 @@ class _Files:
                 timeouts = {
                     "connect_timeout": self._options.connect_timeout,
                     "read_timeout": self._options.silence_timeout,
-                    "retries": {"max_attempts": 1},
+                    "retries": {"total_max_attempts": 1},
                     "max_pool_connections": CONNECTIONS,
                 }
                 settings |= {"anon": self._options.anonymous is True, "config_kwargs": timeouts}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from servers import BACKLOG, GcsServer, gcs_server
+from servers import BACKLOG, GcsServer, gcs_server, running
 
 
 @dataclass
@@ -70,12 +69,5 @@ def gcs_behind_doors(buckets: Mapping[str, Path] | None = None) -> Iterator[Door
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         server.socket.listen(BACKLOG)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        doors.host = f"http://127.0.0.1:{server.server_address[1]}"
-        try:
+        with running(server) as doors.host:
             yield doors
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()

@@ -11,11 +11,12 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import boto3
 from botocore.loaders import JSONFileLoader
+from servers import running
 
 #: What the files that describe AWS's services say. Every session parses them, which takes longer than a test's requests.
 _descriptions = cache(JSONFileLoader().load_file)
@@ -37,7 +38,7 @@ class S3Server:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    @property
+    @cached_property
     def client(self) -> Any:
         return boto3.client(
             "s3",
@@ -54,16 +55,14 @@ class S3Server:
 
 @contextlib.contextmanager
 def s3_server(*buckets: str) -> Iterator[S3Server]:
-    from moto.server import ThreadedMotoServer
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+    from werkzeug.serving import make_server
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    handle = S3Server(f"http://{host}:{port}")
-    try:
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+    with running(server) as url:
+        handle = S3Server(url)
         for bucket in buckets:
             handle.client.create_bucket(Bucket=bucket)
         yield handle
-    finally:
-        server.stop()

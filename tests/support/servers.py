@@ -29,8 +29,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import cached_property, partial
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import BaseServer
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import google_crc32c
@@ -218,17 +221,25 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def _serving(handler: type[_Handler], faults: Faults) -> Iterator[str]:
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+def running(server: BaseServer) -> Iterator[str]:
+    """Answers in a thread; gives the server's URL. `serve_forever` would see after half a second that it is to end."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
-        faults.released.set()
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextlib.contextmanager
+def _serving(handler: type[_Handler], faults: Faults) -> Iterator[str]:
+    with running(_Server(("127.0.0.1", 0), handler)) as url:
+        try:
+            yield url
+        finally:
+            faults.released.set()
 
 
 # -- a web server ----------------------------------------------------------------------------------------------------
@@ -355,21 +366,21 @@ class GcsServer:
 
     def upload(self, bucket: str, key: str, data: bytes, *, content_encoding: str | None = None) -> None:
         """Put an object into a bucket, which is made when missing; with the real client."""
-        from google.api_core.exceptions import Conflict
+        if bucket not in [found.name for found in self.client.list_buckets()]:
+            self.client.create_bucket(bucket)
+        blob = self.client.bucket(bucket).blob(key)
+        blob.content_encoding = content_encoding
+        blob.upload_from_string(data, content_type="application/octet-stream")
+
+    @cached_property
+    def client(self) -> Any:
         from google.auth.credentials import AnonymousCredentials
         from google.cloud import storage
 
-        client = storage.Client(
-            project="test", credentials=AnonymousCredentials(), client_options={"api_endpoint": self.host}
-        )
-        with contextlib.closing(client):
-            client._bucket_metadata_cache = None
-            if bucket not in [found.name for found in client.list_buckets()]:
-                with contextlib.suppress(Conflict):
-                    client.create_bucket(bucket)
-            blob = client.bucket(bucket).blob(key)
-            blob.content_encoding = content_encoding
-            blob.upload_from_string(data, content_type="application/octet-stream")
+        options = {"api_endpoint": self.host}
+        client = storage.Client(project="test", credentials=AnonymousCredentials(), client_options=options)
+        client._bucket_metadata_cache = None
+        return client
 
     def upload_folder(self, bucket: str, folder: Path, prefix: str = "") -> None:
         """Put every file under the folder into the bucket, keys relative to the folder."""
@@ -381,18 +392,16 @@ class GcsServer:
 @contextlib.contextmanager
 def gcs_server(buckets: Mapping[str, Path] | None = None) -> Iterator[GcsServer]:
     """gcp-storage-emulator in memory, with these folders uploaded. It knows no generations, pages or faults."""
-    from gcp_storage_emulator.server import create_server
+    from gcp_storage_emulator.server import RequestHandler
+    from gcp_storage_emulator.storage import Storage
 
-    server = create_server("127.0.0.1", 0, in_memory=True)
-    server.start()
-    server._api._httpd.socket.listen(BACKLOG)
-    try:
-        handle = GcsServer(f"http://127.0.0.1:{server._api._httpd.server_address[1]}")
+    server = HTTPServer(("127.0.0.1", 0), partial(RequestHandler, Storage(use_memory_fs=True)))
+    server.socket.listen(BACKLOG)
+    with running(server) as url:
+        handle = GcsServer(url)
         for bucket, folder in (buckets or {}).items():
             handle.upload_folder(bucket, folder)
         yield handle
-    finally:
-        server.stop()
 
 
 # -- Google Cloud Storage: one with faults ---------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from servers import (
 DATA = random.Random(2).randbytes(2 * 1024 * 1024 + 777)
 QUICK = FetchOptions(attempts=4, backoff=0.0)
 # Only where the server does fall silent: a busy machine is silent for a moment too.
-SILENCE = 2.0
+SILENCE = 1.0
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def remote(request: pytest.FixtureRequest) -> Remote:
 
 
 class TestWhatPasses:
-    @pytest.mark.parametrize("after", [0, 1, 70_000, 1_000_000])
+    @pytest.mark.parametrize("after", [0, 70_000])
     @pytest.mark.parametrize("reset", [False, True])
     def test_a_broken_connection_continues_where_it_broke(self, remote: Remote, after: int, reset: bool) -> None:
         heard: list[Retry] = []
@@ -140,7 +141,7 @@ class TestWhatPasses:
         assert time.monotonic() - began > SILENCE * 0.8
         assert "timed out" in str(heard[0].error)
 
-    @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+    @pytest.mark.parametrize("status", [408, 429, 500])
     def test_servers_in_trouble_are_asked_again(self, remote: Remote, status: int) -> None:
         obj = remote.stat()
         remote.faults.answer(status, times=3)
@@ -195,7 +196,7 @@ class TestWhatDoesNotPass:
         assert obj.url in str(caught.value)
         assert caught.value.hint
 
-    @pytest.mark.parametrize("size", [len(DATA), len(DATA) + 5, 1000])
+    @pytest.mark.parametrize("size", [len(DATA), 1000])
     def test_an_object_replaced_half_way(self, remote: Remote, size: int) -> None:
         obj = remote.stat()
         pieces = stream(remote.location, obj)
@@ -394,7 +395,7 @@ class TestWebServers:
             cdn.faults.cut(after=100_000)
             assert b"".join(stream(location, obj)) == DATA
 
-    @pytest.mark.parametrize("target", ["http://[x", "http://]0;x/", "http://[1:2/", "http://a:b/", "http://", "x://y"])
+    @pytest.mark.parametrize("target", ["http://[x", "http://a:b/", "http://", "x://y"])
     def test_redirects_to_no_address(self, web: HttpServer, target: str) -> None:
         web.faults.folder_redirect = target
         with pytest.raises(FetchError):
@@ -530,25 +531,28 @@ class TestGoogle:
 
 def service_account(folder: Path, host: str) -> Path:
     """A key file whose tokens the faulty GCS hands out."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import rsa
-
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()
     path = folder / "key.json"
     content = {
         "type": "service_account",
         "project_id": "test",
         "private_key_id": "1",
-        "private_key": pem,
+        "private_key": private_key(),
         "client_email": "test@test.iam.gserviceaccount.com",
         "client_id": "1",
         "token_uri": f"{host}/token",
     }
     path.write_text(json.dumps(content))
     return path
+
+
+@cache
+def private_key() -> str:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(*form, serialization.NoEncryption()).decode()
 
 
 class TestDirectories:
@@ -621,7 +625,7 @@ class TestNamesThatDoNotResolve:
         return asked
 
     @pytest.mark.parametrize("ask", [lambda place: place.stat("x"), lambda place: place.list("")])
-    @pytest.mark.parametrize("url", ["http://nowhere.example/data", "https://nowhere.example:88/d", "hf://nobody/data"])
+    @pytest.mark.parametrize("url", ["https://nowhere.example:88/data", "hf://nobody/data"])
     def test_are_given_up_soon(self, lookups: list[str], url: str, ask: Callable[[Location], object]) -> None:
         location = open_location(url, options=FetchOptions(backoff=0.0))
         with pytest.raises(TransientFetchError, match=r"Name or service not known.*after 3 attempts"):

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
-from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from rbdata.datasets.fetch import FetchOptions, open_location
+from servers import running
 
 QUICK = FetchOptions(attempts=1, backoff=0.0)
 URLS = ["gs://lab/run", "hf://lab/run", "s3://lab/run"]
@@ -43,8 +43,6 @@ class Store:
         if path.startswith("/api/"):
             body = json.dumps([entry.hub for entry in self.entries]).encode()
             return body, f'<http://{host}{path}?cursor={token}>; rel="next"' if token else ""
-        if path.startswith("/web/"):
-            return b'<html><h1>Index of x</h1><a href="a/">a</a><a href="b/">b</a></html>', ""
         if path.startswith("/storage/"):
             return json.dumps({"items": [entry.google for entry in self.entries], "nextPageToken": token}).encode(), ""
         more = f"<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>" if token else ""
@@ -65,26 +63,25 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
         def do_GET(self) -> None:
             address = urlsplit(self.path)
-            if "list-type" not in parse_qs(address.query) and not address.path.startswith(("/api", "/storage", "/web")):
+            if "list-type" not in parse_qs(address.query) and not address.path.startswith(("/api", "/storage")):
                 self.send_error(404)
                 return
             body, link = store.answer(address.path, self.headers["Host"])
             self.send_response(200)
-            self.send_header("Content-Type", "text/html" if address.path.startswith("/web") else "application/json")
+            self.send_header("Content-Type", "application/json")
             self.send_header("Link", link)
             self.end_headers()
             self.wfile.write(body)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    with running(server) as url:
         for variable in ("STORAGE_EMULATOR_HOST", "HF_ENDPOINT", "AWS_ENDPOINT_URL"):
-            monkeypatch.setenv(variable, f"http://127.0.0.1:{server.server_port}")
+            monkeypatch.setenv(variable, url)
         for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(variable, "test")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         yield store
-        server.shutdown()
 
 
 def names(url: str) -> list[str]:

@@ -29,7 +29,7 @@ from ted_rules import check_invariants
 
 pytest.importorskip("ray")
 
-#: What a node starts is needed: no process that watches logs or prices machines, no workers before there are tasks.
+#: A node without log monitor and autoscaler, and without workers before there are tasks.
 NODE: dict[str, Any] = {
     "object_store_memory": 80 << 20,
     "include_dashboard": False,
