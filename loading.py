@@ -163,10 +163,9 @@ def load(
     if not (extra is normalize is reward_scale is dtype is None):
         from .storage.derived_leaves import derive
 
-        only = around.windows if keys is None else keys
-        read, statistics = derive(data, extra, normalize, reward_scale, dtype, only, is_windows=keys is None)
         if keys is not None and extra is not None and not isinstance(keys, str):
-            keys = [*keys, *((extra,) if isinstance(extra, str) else extra)]
+            keys = [*keys, *((extra,) if isinstance(extra, (str, bool)) else extra)]
+        read, statistics = derive(data, extra, normalize, reward_scale, dtype, around.windows if keys is None else keys)
     storage = DatasetStorage(read, keys, data)
     chosen = choose_sampler(
         data,

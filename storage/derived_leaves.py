@@ -59,7 +59,7 @@ _LOST = 1e-6
 #: What a leaf is normalised by: "mean", "std" (the population's) and "eps", or the two numbers that become -1 and 1.
 Moments = Mapping[str, np.ndarray]
 #: The statistics of each kind of ``normalize``.
-KINDS = {"std": ("mean", "std"), "minmax": ("min", "max"), "quantile": ("q01", "q99")}
+KINDS = {"std": ("mean", "std", "eps"), "minmax": ("min", "max"), "quantile": ("q01", "q99")}
 #: Percentiles are those of at most this many bytes of float64 numbers, from states at equal distances.
 _QUANTILE_BYTES = 256 << 20
 
@@ -98,17 +98,13 @@ def derive(
     reward_scale: Any = None,
     dtype: Any = None,
     only: Iterable[Any] | None = None,
-    *,
-    is_windows: bool = False,
 ) -> tuple[Dataset, dict[str, Any]]:
     """Return the dataset as these options of `load` have it, and the statistics that were used.
 
-    ``only``: the keys that are read, or those of windows. Raises UsageError for unknown names, for statistics of an incomplete
-    dataset, for another ``dtype`` than float32, and for computed leaves that are not read.
+    ``only``: the keys that are read. Raises UsageError for unknown names, for statistics that are not finite, for another
+    ``dtype`` than float32, and for options that change nothing that is read.
     """
     names = _extra_names(dataset, extra)
-    if only is not None and not isinstance(only, str):
-        _check_is_read(dataset, names, normalize, reward_scale, [_root(_path(key)) for key in only], is_windows)
     found: dict[str, Any] = dict(_moments(dataset, normalize))
     scale, shift = _reward_map(dataset, reward_scale)
     if dtype not in (None, "float32", torch.float32):
@@ -118,36 +114,19 @@ def derive(
     moments = {name: _affine(values) for name, values in found.items()}
     if reward_scale is not None:
         found["next/reward"] = {"scale": scale, "shift": shift}
+    if only is not None:
+        changed = {f"extra {name}": [name] for name in names}
+        changed |= {f"normalize {key}": _leaves(dataset, key) for key in _keys(normalize)}
+        changed |= {} if reward_scale is None else {"reward_scale": ["reward", *{"return_to_go"}.intersection(names)]}
+        read = [_path(key).removeprefix("next/") for key in only]
+        for option, leaves in changed.items():
+            if not at_and_below(leaves, *read):
+                hint = "name its leaf there as well, or leave the option out"
+                raise UsageError(f"{option} changes nothing of what keys or windows read", hint=hint)
     if not names and not found and dtype is None:
         return dataset, found
     rows = partial(derive_leaves, extra=names, moments=moments, reward=(scale, shift), narrow=dtype is not None)
     return DerivedDataset(dataset, rows), found
-
-
-def _check_is_read(
-    dataset: Dataset, extra: Sequence[str], normalize: Any, reward_scale: Any, named: Sequence[str], is_windows: bool
-) -> None:
-    """Raise UsageError for computed leaves that no batch has: only those ``named`` are read, by windows or by keys."""
-
-    def is_read(path: str) -> bool:
-        return bool(at_and_below([path], *named))
-
-    asked = [("extra", {path}) for path in extra if is_windows]  # beside keys, extra leaves are always read
-    if reward_scale is not None and not ("return_to_go" in extra and (not is_windows or is_read("return_to_go"))):
-        asked.append(("reward_scale", {"reward"}))
-    for path in [normalize] if isinstance(normalize, str) else map(_path, normalize or ()):
-        roots = set(map(_root, dataset.schema.names))
-        asked.append((f"normalize {path}", set(at_and_below(roots, path))))
-    by = "windows" if is_windows else "keys"
-    for option, leaves in asked:
-        if leaves and not any(map(is_read, leaves)):
-            message = f"{option}: {', '.join(sorted(leaves))} is not among {by}"
-            raise UsageError(message, hint=f"name it there as well, or leave out {option.partition(' ')[0]}")
-
-
-def _root(path: str) -> str:
-    """``observation`` for it and for its successor ``next/observation``."""
-    return path.removeprefix("next/")
 
 
 def derive_leaves(
@@ -295,12 +274,7 @@ _MAKERS = {
 
 
 def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
-    if normalize is None:
-        return {}
-    if isinstance(normalize, bool) or not isinstance(normalize, (str, Iterable)):
-        raise UsageError(f"normalize is {normalize!r}, not a key or several", hint='normalize="observation"')
-    keys = [normalize] if isinstance(normalize, str) else normalize
-    by = normalize if isinstance(normalize, Mapping) else dict.fromkeys(keys, "std")
+    by = normalize if isinstance(normalize, Mapping) else dict.fromkeys(_keys(normalize), "std")
     found: dict[str, Moments] = {}
     for key, values in by.items():
         if isinstance(values, str):
@@ -310,6 +284,14 @@ def _moments(dataset: Dataset, normalize: Any) -> dict[str, Moments]:
         else:
             found[_path(key)] = _given(dataset, _path(key), values)
     return found
+
+
+def _keys(normalize: Any) -> Iterable[Any]:
+    if normalize is None or isinstance(normalize, str):
+        return [] if normalize is None else [normalize]
+    if not isinstance(normalize, Iterable):
+        raise UsageError(f"normalize is {normalize!r}, not a key or several", hint='normalize="observation"')
+    return normalize
 
 
 def _affine(moments: Moments) -> tuple[np.ndarray, np.ndarray]:
@@ -343,23 +325,19 @@ def _given(dataset: Dataset, name: str, values: Any) -> Moments:
     leaves = _leaves(dataset, name)
     if leaves != [name]:
         raise UsageError(f"{name!r} is several leaves: give mean and std for each of {', '.join(leaves)}")
-    named = {*values} if isinstance(values, Mapping) else set()
-    whats = next((two for two in KINDS.values() if named - {"eps"} == {*two}), ())
-    if not whats or ("eps" in named and "mean" not in named):
+    stated = {"eps": 0.0, **values} if isinstance(values, Mapping) and "std" in values else values
+    whats = next((some for some in KINDS.values() if isinstance(stated, Mapping) and {*some} == {*stated}), None)
+    if whats is None:
         message = f'normalize of {name} is {{"mean": ..., "std": ...}}, and perhaps "eps", not {values!r:.60}'
         raise UsageError(message, hint='or {"min": ..., "max": ...}, {"q01": ..., "q99": ...}, ' + ", ".join(KINDS))
+    moments = {what: np.array(stated[what], np.float64) for what in whats}  # copies: the program may change its own
     shape = dataset.schema[name].shape
-    moments = {}
-    for what in (*whats, "eps") if "mean" in whats else whats:
-        moments[what] = np.array(values.get(what, 0.0), np.float64)  # a copy: the program may change its own
-        if moments[what].shape not in ((), shape):
-            raise UsageError(f"the {what} of {name} has shape {moments[what].shape}, and a row has {shape}")
-    finite = all(np.isfinite(one).all() for one in moments.values())
-    if "std" in moments:
-        if not finite or (moments["std"] + moments["eps"] <= 0).any():
-            raise UsageError(f"mean, std and eps of {name} must be finite, and std + eps greater than 0")
-    elif not finite or (moments[whats[0]] > moments[whats[1]]).any():
-        raise UsageError(f"{whats[0]} and {whats[1]} of {name} must be finite, and in this order")
+    for what, values in moments.items():
+        if values.shape not in ((), shape) or not np.isfinite(values).all():
+            raise UsageError(f"the {what} of {name} is a finite number, or an array {list(shape)} of them")
+    first, second, *eps = moments.values()
+    if (second + eps[0] <= 0).any() if eps else (first > second).any():
+        raise UsageError(f"the {whats[1]} of {name} is too small: std + eps is above 0, and two limits are in order")
     return moments
 
 
@@ -371,8 +349,13 @@ def read_statistics(dataset: Dataset, names: Iterable[str], kind: str = "std") -
     "minmax": ``min`` and ``max``; "quantile": ``q01`` and ``q99``, the 1st and the 99th percentile (``numpy.quantile``). These
     become -1 and 1. Raises UsageError for values that are not finite.
     """
-    more = {"eps": np.asarray(EPS)} if kind == "std" else {}
-    return {name: {**_COMPUTED[kind](dataset, name), **more} for name in dict.fromkeys(names)}
+    found: dict[str, Moments] = {}
+    for name in dict.fromkeys(names):
+        found[name] = _COMPUTED[kind](dataset, name) if len(dataset) else {}
+        if not found[name] or not all(np.isfinite(one).all() for one in found[name].values()):
+            message = f"{name} of {dataset.id} cannot be normalised: it has no values, or some that are not finite"
+            raise UsageError(message)
+    return found
 
 
 def _moment_shape(leaf: Leaf) -> tuple[int, ...]:
@@ -401,20 +384,12 @@ def _mean_and_std(dataset: Dataset, name: str) -> Moments:
         values -= own
         squares = squares + (values * values).sum(0) + differences**2 * (count * new / (count + new))
         mean, count = mean + differences * (new / (count + new)), count + new
-    if not count or not (np.isfinite(mean).all() and np.isfinite(squares).all()):
-        raise UsageError(f"{name} of {dataset.id} has no finite mean and standard deviation")
-    return {"mean": np.asarray(mean), "std": np.asarray(np.sqrt(squares / count))}
+    return {"mean": np.asarray(mean), "std": np.asarray(np.sqrt(squares / count)), "eps": np.asarray(EPS)}
 
 
 def _extremes(dataset: Dataset, name: str) -> Moments:
-    least = greatest = None
-    for values in _blocks(dataset, name):
-        low, high = values.min(0), values.max(0)
-        least = low if least is None else np.minimum(least, low)
-        greatest = high if greatest is None else np.maximum(greatest, high)
-    if least is None or greatest is None or not (np.isfinite(least).all() and np.isfinite(greatest).all()):
-        raise UsageError(f"{name} of {dataset.id} has no finite minimum and maximum")
-    return {"min": np.asarray(least), "max": np.asarray(greatest)}
+    extremes = [(values.min(0), values.max(0)) for values in _blocks(dataset, name)]
+    return {"min": np.min([low for low, _ in extremes], 0), "max": np.max([high for _, high in extremes], 0)}
 
 
 def _percentiles(dataset: Dataset, name: str) -> Moments:
@@ -423,8 +398,6 @@ def _percentiles(dataset: Dataset, name: str) -> Moments:
     steps = torch.from_numpy(np.linspace(0, len(dataset) - 1, min(len(dataset), most)).astype(np.int64))
     index = steps if rows.leaf.kind == "step" else steps + dataset.episode_of(steps)
     values = rows.take(index).numpy().astype(np.float64).reshape(-1, *_moment_shape(rows.leaf))
-    if not len(values) or not np.isfinite(values).all():
-        raise UsageError(f"{name} of {dataset.id} has no finite percentiles")
     low, high = np.quantile(values, (0.01, 0.99), axis=0, overwrite_input=True)
     return {"q01": np.asarray(low), "q99": np.asarray(high)}
 
