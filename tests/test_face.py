@@ -235,28 +235,20 @@ def test_devices_that_are_not_there(root, device, monkeypatch):
         assert str(device) in str(refused.value) and refused.value.hint
 
 
-class Kernel:
-    """The shell of a notebook: its messages as they would be sent."""
-
-    def __init__(self) -> None:
-        self.kernel, self.sent = self, []
-
-    def display(self, content, raw, display_id):
-        self.sent.append(content["text/html"])
-        return self
-
-    def update(self, content, raw):
-        self.sent.append(content["text/html"])
-
-
-def test_bars_in_a_notebook_are_html(tmp_path, monkeypatch):
-    kernel = Kernel()
+def test_bars_in_a_notebook(tmp_path, monkeypatch):
+    """Which shows what is written to a terminal, and cannot say that it is one."""
+    kernel, stderr = types.SimpleNamespace(kernel=None), io.StringIO()
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: kernel))
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=kernel.display))
-    rbdata.download(ID, root=tmp_path, steps=40, progress=True)
-    assert kernel.sent[0] == f"<div><progress></progress> {ID}</div>"
-    assert kernel.sent[-1] == f"<div><progress value=1.000></progress> {ID} 100%</div>"
-    assert not any("100%" in one for one in kernel.sent[:-1]), "not before all is done"
-    with pytest.raises(rbdata.errors.DatasetNotFoundError):
-        rbdata.download("gymnasium/Nothing-v9", root=tmp_path, progress=True)
-    assert kernel.sent[-1] == "<div>gymnasium/Nothing-v9: stopped</div>"
+    monkeypatch.setattr(sys, "stderr", stderr)
+    rbdata.download(ID, root=tmp_path, steps=40)
+    drawn = stderr.getvalue().split("\r")
+    assert len(drawn) > 1 and "100%" in drawn[-1]
+
+
+def test_a_bar_says_what_stopped(monkeypatch):
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    with pytest.raises(KeyboardInterrupt), progress_listener("a bar", None, True) as listener:
+        listener.on_stage("looking")
+        raise KeyboardInterrupt
+    assert "a bar: stopped" in stderr.getvalue()
