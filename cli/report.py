@@ -93,8 +93,8 @@ def announcement(estimate: Estimate) -> list[str]:
         origin = []  # printed before the raw files were fetched
     elif estimate.fetch_bytes:
         origin.append(f"fetch {amounts.size(estimate.fetch_bytes)} in {amounts.plural(left, 'part')}")
-    about = "at most " if estimate.at_most else "about " if estimate.estimated else ""
-    size = f"{'' if estimate.at_most else 'about '}{amounts.size(estimate.disk_bytes)}"
+    about = "about " if estimate.estimated else ""
+    size = f"about {amounts.size(estimate.disk_bytes)}"
     episodes, known = amounts.plural(estimate.episodes, "episode"), estimate.episodes or not estimate.estimated
     what = f"{about}{amounts.plural(estimate.steps, 'step')}{f', {episodes}' if known else ''}, {size}"
     if estimate.estimated and not estimate.steps:  # episodes of unknown lengths

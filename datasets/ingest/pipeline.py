@@ -43,7 +43,7 @@ from .plan import Plan, common, is_done
 from .raw_files import bytes_left, fetch_whole, paths_of, remote_files
 from .reader import Reader
 from .records import Expectation
-from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing, read_objects
+from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing
 from .unit import LEAD, Part, PartContents, Unit
 
 #: What a run is likely to write may be guessed several times too much: it is refused beforehand where not even this part fits.
@@ -63,13 +63,8 @@ def run(
     Raises the fetch errors of `errors`, CorruptSourceError, DiskError, DatasetBusyError, DatasetExistsError. What is finished
     before an error or KeyboardInterrupt is kept for the next run.
     """
-
-    def write() -> tuple[Estimate, Manifest]:
-        if request.force and place.exists():
-            reader.set_previous_objects(read_objects(place))
-        return make(reader, place, request, listener, url)
-
     plan = partial(dry_run, reader, place, request, listener)
+    write = partial(make, reader, place, request, listener, url)
     return write_dataset(place, request, listener, reader.shards(), url, plan, write, check)
 
 

@@ -112,10 +112,6 @@ class Reader:
         """Raw objects that are fetched whole before they are read (HDF5 and the like)."""
         return []
 
-    def set_previous_objects(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Called before anything is fetched, with the records of the objects that the dataset to be replaced was made
-        from: for places that do not state what their files must hold."""
-
     @property
     def return_steps(self) -> int:
         """Rewards are summed in blocks of this many steps; the last bits of returns depend on it."""

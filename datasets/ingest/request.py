@@ -91,7 +91,7 @@ class Estimate:
 
     ``disk_bytes`` are those that stay: what is staged lies beside the dataset for a while. ``unread``: steps and episodes
     (0 here) are known only when the raw files have been fetched. ``estimated``: steps, episodes and bytes are guesses.
-    ``at_most``: they are upper bounds. ``fetched``: whole raw files were fetched already, as an earlier estimate stated.
+    ``fetched``: whole raw files were fetched already, as an earlier estimate stated.
     """
 
     id: str
@@ -110,7 +110,6 @@ class Estimate:
     why: str = ""
     unread: bool = False
     estimated: bool = False
-    at_most: bool = False
     fetched: bool = False
 
 
@@ -292,14 +291,6 @@ def announce_replacement(
     elif lost:
         message = f"{place.id} has shards that {where} lacks: {lost}"
         raise DatasetExistsError(message, hint="use a place that has them too, or drop them with --force")
-
-
-def read_objects(place: DatasetPlace) -> list[dict[str, Any]]:
-    """The records of the objects that the dataset at a place was made from; empty where it cannot be read."""
-    try:
-        return list(read_manifest(place.path).source.get("objects", []))
-    except RbdataError:
-        return []
 
 
 def _differences(manifest: Manifest, options: ConvertOptions) -> dict[str, tuple[Any, Any]]:

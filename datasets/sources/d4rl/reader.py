@@ -168,7 +168,6 @@ class D4rlReader(WholeFileReader):
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         about = parts[0].about
         self.sha256 = about["sha256"]
-        self.check_recorded()
         self._check_published()
         counts = {**about["counts"], **count_outcomes(episodes.outcomes)}
         counts.pop("rounded_rewards", None)
@@ -240,7 +239,7 @@ class D4rlReader(WholeFileReader):
 
     def _check_published(self) -> None:
         """Raise ChecksumError for a file that is not the one published."""
-        known = self.entry.sha256 if self.entry and self._published and not self._recorded else None
+        known = self.entry.sha256 if self.entry and self._published else None
         if known in (None, self.sha256) or self.accept_changed:
             return
         message = f"{self.item.url} is not the file that is known: its sha256 is {self.sha256}, not {known}"
