@@ -43,7 +43,7 @@ lint: $(STAMP)
 	cd $(LINKED) && ../bin/lint-imports --config rbdata/pyproject.toml --no-cache --no-logo
 
 types: $(STAMP)
-	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata
+	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml -p rbdata -m rbdata.tests.public_types
 	cd $(LINKED) && ../bin/mypy --config-file rbdata/pyproject.toml rbdata/benchmarks/*.py rbdata/examples/*.py
 
 # Pyright fetches its own program from the npm registry: not part of `test`.
