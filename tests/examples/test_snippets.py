@@ -34,6 +34,7 @@ SMALLER = [
     ("quickstart.md", "--steps 20000", "--steps 4000"),
     ("gymnasium.md", "gymnasium/CartPole-v1\n", "gymnasium/CartPole-v1 --steps 500\n"),
     ("README.md", "--steps 20000", "--steps 4000"),
+    ("preprocess.md", "--codec zstd:19", "--codec zstd:5"),
 ]
 
 
@@ -74,8 +75,9 @@ def root(providers, tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in providers.items():
             patch.setenv(name, value)
-        for dataset in ("Pong/5", "Breakout/1", "d4rl/hopper-medium-v2", "D4RL/door/human-v2", "openml/61"):
-            rbdata.download(dataset, root=root, procs=1)
+        for dataset in ("Breakout/1", "d4rl/hopper-medium-v2", "D4RL/door/human-v2", "openml/61"):
+            rbdata.download(dataset, root=root, procs=0)
+        rbdata.download("Pong/5", root=root, shards="0", procs=0)
         rbdata.download("gymnasium/CartPole-v1", root=root, steps=2000)
         for copy in ("d4rl/antmaze-umaze-v2", "d4rl/hopper-medium-replay-v2", "my/maze"):
             shutil.copytree(root / "d4rl/hopper-medium-v2", root / copy)
@@ -109,7 +111,7 @@ def page_folder(request, providers, raw, root, tmp_path, monkeypatch) -> Iterato
         shutil.copytree(root, here / "root")
     shutil.copytree(raw, here / "raw")
     monkeypatch.setenv("RBDATA_ROOT", str(here / "root"))
-    monkeypatch.setenv("RBDATA_PROCS", "1")
+    monkeypatch.setenv("RBDATA_PROCS", "0")
     monkeypatch.setenv("HOME", str(here))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -122,7 +124,7 @@ def page_folder(request, providers, raw, root, tmp_path, monkeypatch) -> Iterato
 
 
 def standins(folder: Path, providers: dict[str, str]) -> dict[str, str]:
-    """Local folders in the place of addresses, and one process in the place of many."""
+    """Local folders in the place of addresses, and this process in the place of many."""
     d4rl = providers["RBDATA_D4RL_MIRROR"]
     return {
         "/data/dqn_replay": providers["RBDATA_ATARI_MIRROR"],
@@ -130,8 +132,8 @@ def standins(folder: Path, providers: dict[str, str]) -> dict[str, str]:
         "s3://lab/rbdata": str(folder / "mirror"),
         "https://huggingface.co/datasets/imone/D4RL/resolve/main": d4rl,
         "~/.d4rl/datasets": d4rl,
-        "--procs 8": "--procs 1",
-        "procs=8": "procs=1",
+        "--procs 8": "--procs 0",
+        "procs=8": "procs=0",
     }
 
 
