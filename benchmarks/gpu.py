@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from harness import machine, table
-from prefetch import frames, transitions
+from tensordict import TensorDict
 from torch import nn
 
 
@@ -34,6 +34,43 @@ def wait(device: torch.device) -> None:
     """Until the device has done everything that was asked of it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def transitions(rows: int, width: int) -> TensorDict:
+    """Transitions of ``width`` observations, in episodes of 100 steps."""
+    end = (torch.arange(rows) % 100 == 99)[:, None]
+    return TensorDict(
+        {
+            "observation": torch.rand(rows, width),
+            "action": torch.rand(rows, 6),
+            "next": {
+                "observation": torch.rand(rows, width),
+                "reward": torch.rand(rows, 1),
+                "done": end,
+                "terminated": end,
+                "truncated": torch.zeros_like(end),
+            },
+        },
+        [rows],
+    )
+
+
+def frames(folder: Path, steps: int, layout: str = "zstd") -> Any:
+    """A dataset of frames ``[84, 84]`` with some structure, as games have it."""
+    import sys
+
+    import numpy as np
+
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from storage_tools import make_episodes, write_dataset
+
+    rng = np.random.default_rng(0)
+    episodes = make_episodes([250] * (steps // 250), shape=(84, 84), dtype="uint8")
+    for episode in episodes:
+        frames = episode.states["observation"]
+        frames[:] = 0
+        frames[:, 20:40, 20:40] = rng.integers(0, 256, (len(frames), 20, 20))
+    return write_dataset(folder, episodes, layout)
 
 
 def learner(device: torch.device, *, pixels: bool) -> Callable[[Any], None]:
