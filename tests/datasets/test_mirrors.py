@@ -149,18 +149,6 @@ def test_raw_objects_are_converted(root: Path, place: str, tmp_path: Path) -> No
     assert raw.manifest is not None and raw.manifest.schema["observation"].codec == "raw"
 
 
-def test_from_one_mirror_to_the_next(root: Path, tmp_path: Path) -> None:
-    """What came from S3 goes to Google, and comes back the same."""
-    first, second = "s3://lab/chain", "gs://lab/chain"
-    push(ID, first, root=root, fetch=QUICK)
-    get(tmp_path / "1", first)
-    push(ID, second, root=tmp_path / "1", fetch=QUICK)
-    outcome = get(tmp_path / "2", second)
-    assert hashes(outcome.path) == hashes(root / ID)
-    assert without_provenance(outcome.path) == without_provenance(root / ID)
-    assert verify(outcome.path).ok
-
-
 def test_what_no_source_knows(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     push("my/team/breakout", "gs://lab/mine", root=root, fetch=QUICK)
     outcome = get(tmp_path, "gs://lab/mine", "my/team/breakout")
@@ -218,6 +206,7 @@ def test_a_plain_copy_of_a_bucket(tmp_path: Path) -> None:
 # -- interrupted, damaged, in the way ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("place", ["directory", "gcs"], indirect=True)
 def test_a_push_goes_on(root: Path, place: str, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
@@ -237,37 +226,7 @@ def test_a_push_goes_on(root: Path, place: str, tmp_path: Path) -> None:
     assert verify(get(tmp_path, place).path).ok
 
 
-@pytest.mark.parametrize("place", ["directory", "gcs"], indirect=True)
-def test_a_copy_goes_on(root: Path, place: str, tmp_path: Path) -> None:
-    push(ID, place, root=root, fetch=QUICK)
-
-    class Stop(Exception):
-        pass
-
-    def stop(tasks: list) -> None:
-        if tasks[0].rows > tasks[0].total // 2:
-            raise Stop
-
-    request = Request(ID, root=tmp_path, mirror=place, fetch=QUICK)
-    with pytest.raises(Stop):
-        download(request, Listener(on_progress=stop))
-    assert not (tmp_path / ID).exists()
-    counts: list[int] = []
-    outcome = download(request, Listener(on_progress=lambda tasks: counts.append(tasks[0].rows)))
-    assert verify(outcome.path).ok
-    assert counts[0] > 0 and counts == sorted(counts)  # it began with what was there already
-
-
-def damage(place: str, key: str, data: bytes, s3: S3Server, gcs: GcsServer) -> None:
-    if place.startswith("s3"):
-        s3.client.put_object(Bucket="lab", Key=f"{place[9:]}/{key}", Body=data)
-    elif place.startswith("gs"):
-        gcs.upload("lab", f"{place[9:]}/{key}", data)
-    else:
-        Path(place, key).write_bytes(data)
-
-
-def test_the_progress_of_a_copy_that_goes_on_is_that_of_its_plan(root: Path, tmp_path: Path) -> None:
+def test_a_copy_goes_on(root: Path, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
@@ -278,31 +237,31 @@ def test_the_progress_of_a_copy_that_goes_on_is_that_of_its_plan(root: Path, tmp
     request = Request(ID, root=tmp_path, mirror=str(root), fetch=QUICK)
     with pytest.raises(Stop):
         download(request, Listener(on_progress=stop))
+    assert not (tmp_path / ID).exists()
     plans: list[Estimate] = []
     seen: list[tuple[int, int, int]] = []
     listener = Listener(
         on_estimate=plans.append,
         on_progress=lambda tasks: seen.extend((task.rows, task.total, task.fetched) for task in tasks),
     )
-    download(request, listener)
+    assert verify(download(request, listener).path).ok
     left = plans[0].fetch_bytes
     assert 0 < left < read_manifest(root / ID).bytes
     assert {total for _, total, _ in seen} == {left} and all(rows == fetched for rows, _, fetched in seen)
     assert seen[-1] == (left, left, left)
 
 
-@pytest.mark.parametrize("place", ["directory", "gcs"], indirect=True)
-def test_a_damaged_copy_is_found_and_mended(
-    root: Path, place: str, tmp_path: Path, s3: S3Server, gcs: GcsServer
-) -> None:
+@pytest.mark.parametrize("place", ["directory"], indirect=True)
+def test_a_damaged_copy_is_found_and_mended(root: Path, place: str, tmp_path: Path) -> None:
     push(ID, place, root=root, fetch=QUICK)
-    key, blob = f"{ID}/observation/blob", bytearray((root / ID / "observation" / "blob").read_bytes())
+    there = Path(place, ID, "observation", "blob")
+    blob = bytearray(there.read_bytes())
     blob[1000] ^= 1
-    damage(place, key, bytes(blob), s3, gcs)
+    there.write_bytes(blob)
     with pytest.raises(ChecksumError, match="observation/blob: checksum mismatch, bytes 0-"):
         get(tmp_path, place)
     assert not (tmp_path / ID).exists()
-    damage(place, key, bytes(blob[:-1]), s3, gcs)
+    there.write_bytes(blob[:-1])
     with pytest.raises(ChecksumError, match="bytes, expected"):
         get(tmp_path, place)
     mended = push(ID, place, root=root, fetch=QUICK)
@@ -406,7 +365,7 @@ def test_large_files_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(fsspec_store, "S3_PIECE", 5 << 20)
     path = tmp_path / "large"
-    path.write_bytes(bytes(range(256)) * (13 << 12))
+    path.write_bytes(bytes(range(256)) * (41 << 10))
     mirror = open_writable("s3://lab/large", QUICK)
     told: list[int] = []
     assert upload(mirror, LocalFile(path), "large", told.append)
@@ -423,7 +382,7 @@ def test_gcs_files_larger_than_a_piece(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(gcs, "_PIECE", 1 << 18)
     path = tmp_path / "large"
-    path.write_bytes(bytes(range(256)) * (9 << 12))
+    path.write_bytes(bytes(range(256)) * (5 << 10))
     told: list[int] = []
     mirror = open_writable("gs://lab/large", QUICK)
     assert upload(mirror, LocalFile(path), "large", told.append)

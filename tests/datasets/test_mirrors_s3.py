@@ -64,7 +64,7 @@ def test_lists_as_every_place_does() -> None:
         location.list("../other")
 
 
-@pytest.mark.parametrize("start", [0, 1, 1 << 20, 2_999_999, 3_000_000])
+@pytest.mark.parametrize("start", [1, 3_000_000])
 def test_streams_from_anywhere(start: int) -> None:
     location = pickle.loads(pickle.dumps(open_location("s3://reading/dqn/Pong/1")))
     pieces = [*stream(location, location.stat(NAME), start=start)]
