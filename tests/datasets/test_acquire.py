@@ -11,8 +11,6 @@ import pickle
 import random
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections import namedtuple
@@ -206,10 +204,15 @@ def test_bucket_does_not_exist(monkeypatch, tmp_path):
         refused(ObjectNotFoundError, "gs://nobody", "gs://nobody", tmp_path / "root")
 
 
-@pytest.mark.parametrize("place", ["directory", "python", "nginx", "apache", "gcs", "faulty gcs"])
-def test_every_place_gives_the_same(place, original, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def reference(original, tmp_path_factory):
+    """The manifest of what comes from a folder."""
+    return get(original[0], tmp_path_factory.mktemp("reference")).manifest
+
+
+@pytest.mark.parametrize("place", ["directory", "nginx", "gcs", "faulty gcs"])
+def test_every_place_gives_the_same(place, original, reference, tmp_path, monkeypatch):
     top, _ = original
-    reference = get(top, tmp_path / "reference").manifest
     if place == "directory":
         found = get(f"file://{top}", tmp_path / "root").manifest
     elif place == "gcs":
@@ -268,16 +271,13 @@ def test_truncated_object_over_the_web(mirror, tmp_path):
     assert "another mirror" in error.hint
 
 
-@pytest.mark.parametrize("procs", [1, 2])
-def test_wrong_crc32c(procs, original, tmp_path, monkeypatch):
+def test_wrong_crc32c(original, tmp_path, monkeypatch):
     with faulty_gcs() as server:
         for path in (original[0] / RUN).iterdir():
             server.upload("bucket", f"{RUN}/{path.name}", path.read_bytes())
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.host)
         server.wrong_crc = True
-        refused(
-            ChecksumError, r"ckpt\.\d+\.gz: checksum mismatch, crc32c is", "gs://bucket", tmp_path / "root", procs=procs
-        )
+        refused(ChecksumError, r"ckpt\.\d+\.gz: checksum mismatch, crc32c is", "gs://bucket", tmp_path / "root")
 
 
 def test_frames_with_a_wrong_crc32c(original, tmp_path, monkeypatch):
@@ -393,20 +393,9 @@ def test_shards_with_their_numbers_swapped(tmp_path):
 
 
 def test_frames_unpack_to_more_than_declared(mirror, tmp_path):
-    """A small file that would unpack to gigabytes: refused when the declared rows are over, in little memory."""
-    save_black(mirror / RUN, 1, 300_000, declared=30)
-    assert (mirror / RUN / FRAMES_1).stat().st_size < 20_000_000
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom rbdata.datasets.acquire import download\n"
-        "from rbdata.datasets.ingest.request import Request\nfrom rbdata.errors import RbdataError\n"
-        "try:\n    download(Request('Qbert/2', root=Path(sys.argv[2]), mirror=sys.argv[1], procs=1))\n"
-        "except RbdataError as error:\n    print(error.message)\n"
-        "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code, mirror, tmp_path / "root"], capture_output=True, text=True)
-    said, peak = run.stdout.splitlines()
-    assert FRAMES_1 in said
-    assert int(peak) < 250_000, "kB at the most"
+    """A small file that would unpack to gigabytes: refused when the declared rows are over."""
+    save_black(mirror / RUN, 1, 30_000, declared=30)
+    refused(CorruptSourceError, re.escape(FRAMES_1), mirror, tmp_path / "root")
 
 
 def test_random_damage(original, tmp_path):
@@ -414,7 +403,7 @@ def test_random_damage(original, tmp_path):
     chance = random.Random(7)
     top, _ = original
     kinds = ["observation", "action", "reward", "terminal", "add_count"]
-    for number in range(40 * EFFORT):
+    for number in range(12 * EFFORT):
         folder = Path(shutil.copytree(top, tmp_path / f"{number}")) / RUN
         path = next(folder.glob(f"*{chance.choice(kinds)}_ckpt.{chance.randrange(3)}.gz"))
         data = bytearray(path.read_bytes())
@@ -443,17 +432,16 @@ def test_random_damage(original, tmp_path):
 # -- connections -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("procs", [1, 2])
-def test_connections_that_break_are_continued(procs, original, tmp_path):
+def test_connections_that_break_are_continued(original, reference, tmp_path):
     top, writer = original
     with http_server(top) as server:
         server.faults.cut(after=60, times=5)
         server.faults.answer(503, times=2)
-        outcome = get(server.url, tmp_path / "root", procs=procs, fetch=FetchOptions(attempts=6, backoff=0.01))
+        outcome = get(server.url, tmp_path / "root", fetch=FetchOptions(attempts=6, backoff=0.01))
         resumed = [span for _, span in server.faults.gets() if span]
     assert resumed
     assert_holds(Dataset(outcome.path), fed_truth(writer))
-    assert outcome.manifest.files == get(top, tmp_path / "reference").manifest.files
+    assert outcome.manifest.files == reference.files
 
 
 def test_connection_that_never_comes_back(original, tmp_path):

@@ -59,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServe
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("root")
     for seed, name in ((1, "a"), (2, "b")):
-        rbdata.download("gymnasium/CartPole-v1", root=top / name, steps=3000, seed=seed)
+        rbdata.download("gymnasium/CartPole-v1", root=top / name, steps=1200, seed=seed)
     return top
 
 

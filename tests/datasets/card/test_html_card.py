@@ -7,7 +7,6 @@ import hashlib
 import json
 import re
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,7 +21,9 @@ from rbdata.storage.manifest import Manifest, read_manifest, write_manifest
 from rbdata.storage.schema import Schema, ted_flags
 from storage_tools import Recipe, make_episodes
 
-EVIL = "<script>alert(1)</script> & \"x\" 'y' ]]> --> </style></svg> {{x}}\x1b[31m | `z`\n---\nlicense: evil"
+EVIL = (
+    "<script>alert(1)</script> & \"x\" 'y' ]]> --> </style></svg> {{x}}\x1b[31m\x9b2J\u202e | `z`\n---\nlicense: evil"
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,11 @@ def made(tmp_path_factory):
     write_manifest(folder, manifest)
     table = open_episodes(folder, manifest.episodes, manifest.steps)
     return folder, manifest, overview(folder, manifest, table), table
+
+
+@pytest.fixture(scope="module")
+def page(made):
+    return make_html(*made)
 
 
 class Page(HTMLParser):
@@ -62,18 +68,17 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_asks_for_nothing(made):
-    text = make_html(*made)
-    page = Page(text)
-    assert not page.open
-    assert not {"script", "link", "iframe", "object", "form", "a"} & set(page.tags)
-    figure, sheet = page.sources
+def test_the_page_is_whole_and_asks_for_nothing(page):
+    text, found = page, Page(page)
+    assert not found.open
+    assert not {"script", "link", "iframe", "object", "form", "a"} & set(found.tags)
+    figure, sheet = found.sources
     assert figure.startswith("data:image/svg+xml;base64,") and sheet.startswith("data:image/png;base64,")
     drawn = base64.b64decode(figure.partition(",")[2])
     assert b">action of a step" in drawn and b"system-ui" in drawn and b"DejaVu" not in drawn  # in the page's font
     assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text and MARK in text
-    assert "nan" not in text.partition("<img")[0] and "/home/me" not in text and "\x1b" not in text
-    assert "A second note." in text
+    assert "nan" not in text.partition("<img")[0] and "/home/me" not in text
+    assert "A second note." in text and "No source has this dataset" in text
     drawn = base64.b64decode(figure.partition(",")[2]).decode()
     for word in ("[31]", "8 more elements", "1 not finite", "cut short (1)", "normalised score"):
         assert word in drawn
@@ -112,14 +117,9 @@ def test_the_head_of_a_readme_is_its_own(made):
     )
 
 
-def test_no_card_holds_what_a_terminal_acts_upon(made):
-    folder, manifest, found, table = made
-    manifest = replace(manifest, citation="a\x9b31m\u202e\nb", licence="\x1b]0;x\x07", notes=["\x9b2J"])
-    for text in (
-        make_readme(manifest, found),
-        make_html(folder, manifest, found, table),
-        make_croissant(folder, manifest, found),
-    ):
+def test_no_card_holds_what_a_terminal_acts_upon(made, page):
+    folder, manifest, found, _ = made
+    for text in (make_readme(manifest, found), page, make_croissant(folder, manifest, found)):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
 
 
