@@ -58,6 +58,13 @@ def make(several: Iterator[dict[str, Any]], name: str = "my/x") -> rbdata.Datase
     return rbdata.open_dataset(rbdata.from_episodes(several, name))
 
 
+@pytest.fixture(scope="module")
+def filmed(tmp_path_factory: pytest.TempPathFactory) -> rbdata.Dataset:
+    """A dataset of frames and vectors, which no test changes."""
+    root = tmp_path_factory.mktemp("filmed")
+    return rbdata.open_dataset(rbdata.from_episodes(episodes(pixels=True, state=(3,)), "my/x", root=root))
+
+
 def export(dataset: rbdata.Dataset, dest: Path, **options: Any) -> Path:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExportWarning)
@@ -169,9 +176,9 @@ def test_a_final_observation_that_is_not_in_the_data_has_no_row(clock: bool, tmp
     assert codes[0] <= codes[1]
 
 
-def test_statistics(tmp_path: Path) -> None:
+def test_statistics(filmed: rbdata.Dataset, tmp_path: Path) -> None:
     """Of all rows. Of frames a channel, in parts of 255."""
-    path = export(make(episodes(state=(3,), pixels=True)), tmp_path / "out", frames="image")
+    path = export(filmed, tmp_path / "out", frames="image")
     rows, stats = rows_of(path), json.loads((path / "meta" / "stats.json").read_text())
     for name in ("observation.state", "action", "goal", "next.reward", "next.done", "index"):
         values, found = rows[name].astype(float).reshape(len(rows["index"]), -1), stats[name]
@@ -211,14 +218,13 @@ def test_keys_come_back_as_they_were(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[key], dataset[key], err_msg=key)
 
 
-def test_frames_are_video_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_are_video_by_default(filmed: rbdata.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In several files; an episode's frames are where its metadata say, in the order of its rows."""
     monkeypatch.setattr("rbdata.datasets.formats.lerobot._VIDEO_BYTES", 1000)
     monkeypatch.setattr("rbdata.datasets.formats.lerobot._DATA_BYTES", 1)
-    dataset = make(episodes(pixels=True, state=(3,)))
-    done = write_export(dataset, tmp_path / "out", "lerobot", fps=10)
+    done = write_export(filmed, tmp_path / "out", "lerobot", fps=10)
     assert any("observation/pixels: H.264 video, which changes values" in note for note in done.notes)
-    wanted, at = final_rows(dataset, "observation/pixels").astype(int), 0
+    wanted, at = final_rows(filmed, "observation/pixels").astype(int), 0
     listed = pq.read_table(sorted((tmp_path / "out/meta/episodes").rglob("*.parquet"))).to_pylist()
     camera = "videos/observation.pixels"
     assert len({one["data/file_index"] for one in listed}) == 4
@@ -231,9 +237,9 @@ def test_frames_are_video_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert np.abs(frames[first:last] - wanted[at : at + one["length"]]).mean() < 4
         at += one["length"]
     found = back(tmp_path / "out")
-    assert found.episodes.outcomes.tolist() == dataset.episodes.outcomes.tolist()
-    np.testing.assert_array_equal(found["observation", "state"], dataset["observation", "state"])
-    off = found["observation", "pixels"].numpy().astype(int) - dataset["observation", "pixels"].numpy()
+    assert found.episodes.outcomes.tolist() == filmed.episodes.outcomes.tolist()
+    np.testing.assert_array_equal(found["observation", "state"], filmed["observation", "state"])
+    off = found["observation", "pixels"].numpy().astype(int) - filmed["observation", "pixels"].numpy()
     assert np.abs(off).mean() < 4
 
 
@@ -340,30 +346,27 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_without_the_extra_for_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = make(episodes(pixels=True))
+def test_without_the_extra_for_parquet(filmed: rbdata.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for to in ("lerobot", "parquet"):
         with pytest.raises(MissingExtraError, match="needs pyarrow"):
-            rbdata.export(dataset, tmp_path / "out", to=to)
+            rbdata.export(filmed, tmp_path / "out", to=to)
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_without_the_extra_for_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = make(episodes(pixels=True))
+def test_without_the_extra_for_video(filmed: rbdata.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(MissingExtraError, match="observation/pixels"):
-        export(dataset, tmp_path / "out")
+        export(filmed, tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
-    export(dataset, tmp_path / "out", frames="image")
+    export(filmed, tmp_path / "out", frames="image")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
 @pytest.mark.parametrize("suffix", [".mp4", ".parquet"])
-def test_a_full_disk(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk(suffix: str, filmed: rbdata.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was there stays, nothing is left beside it, and a second try succeeds."""
-    dataset = make(episodes(pixels=True, state=(3,)))
-    kept = export(dataset, tmp_path / "out", fps=5)
+    kept = export(filmed, tmp_path / "out", fps=5)
     begin = Path.open
     with monkeypatch.context() as patch:
 
@@ -372,10 +375,10 @@ def test_a_full_disk(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         patch.setattr(Path, "open", on_full_disk)
         with pytest.raises(DiskError, match="the disk is full"):
-            export(dataset, tmp_path / "out", force=True)
+            export(filmed, tmp_path / "out", force=True)
     assert json.loads((kept / "meta" / "info.json").read_text())["fps"] == 5
     assert [one.name for one in tmp_path.glob("*out*")] == ["out"]
-    export(dataset, tmp_path / "out", force=True, fps=6)
+    export(filmed, tmp_path / "out", force=True, fps=6)
     assert json.loads((kept / "meta" / "info.json").read_text())["fps"] == 6
 
 
@@ -392,24 +395,21 @@ import os, signal, sys
 import rbdata
 from rbdata.datasets.export import write_export
 
-write_export(rbdata.open_dataset("my/x"), sys.argv[1], "lerobot", report=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+write_export(rbdata.open_dataset(sys.argv[2]), sys.argv[1], "lerobot", report=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 """
 
 
-def test_what_a_killed_export_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    dataset = make(episodes(pixels=True))
-    assert run_forked(_KILLED, str(tmp_path / "out")) == -signal.SIGKILL
+def test_what_a_killed_export_left_is_removed_by_the_next(filmed: rbdata.Dataset, tmp_path: Path) -> None:
+    assert run_forked(_KILLED, str(tmp_path / "out"), str(filmed.path)) == -signal.SIGKILL
     (left,) = tmp_path.glob("*out*")
     assert left.name.startswith(".out.")
-    assert_same(back(export(dataset, tmp_path / "out", frames="image")), dataset)
+    assert_same(back(export(filmed, tmp_path / "out", frames="image")), filmed)
     assert [one.name for one in tmp_path.glob("*out*")] == ["out"]
 
 
-def test_the_command(tmp_path: Path) -> None:
-    make(episodes(pixels=True))
-    assert (
-        cli.run(["export", "my/x", str(tmp_path / "out"), "--to", "lerobot", "--fps", "12.5", "--frames", "image"]) == 0
-    )
+def test_the_command(filmed: rbdata.Dataset, tmp_path: Path) -> None:
+    words = ["export", str(filmed.path), str(tmp_path / "out"), "--to"]
+    assert cli.run([*words, "lerobot", "--fps", "12.5", "--frames", "image"]) == 0
     info = json.loads((tmp_path / "out/meta/info.json").read_text())
     assert info["fps"] == 12.5 and info["features"]["observation.pixels"]["dtype"] == "image"
-    assert cli.run(["export", "my/x", str(tmp_path / "npz"), "--to", "npz", "--fps", "12.5"]) == 2
+    assert cli.run([*words, "npz", "--fps", "12.5"]) == 2
