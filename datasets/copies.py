@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from typing import IO, Any
 
 import numpy as np
@@ -36,11 +35,10 @@ from ..storage.durable import is_full
 from ..storage.folder import RUN, DatasetPlace, check_space, free_bytes, remove_tree
 from ..storage.integrity import BlockChecksums, CheckedBlock
 from ..storage.manifest import BLOCK_TABLE, FILENAME, LARGEST_MANIFEST, Manifest, parse_manifest, write_manifest
-from ..storage.threads import map_in_threads
+from ..storage.threads import call_in_threads, map_in_threads
 from ..storage.work import Work, fingerprint
 from .fetch import FetchOptions, Location, RemoteObject, open_location, read_all, stream
 from .fetch.location import CONNECTIONS, find_object, is_hub_dataset, is_plain_name, join_path
-from .ingest.raw_files import ENDING_SECONDS
 from .ingest.request import Estimate, Listener
 from .workers.task import TaskProgress
 
@@ -194,34 +192,21 @@ def copy_dataset(
     if not work.remembered("copy"):
         work.remember("copy", True)
     check_space(work.folder, estimate.fetch_bytes, place.id)
-    done, lock, stop = 0, Lock(), Event()
+    done, lock = 0, Lock()
 
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        with lock:
-            if stop.is_set():
-                raise InterruptedError  # another file has failed
-            done += count
-            total = max(done, estimate.fetch_bytes)  # blocks of an earlier run may be damaged
-            listener.on_progress([TaskProgress(0, done, max(1, total), done, 0)])
+    def fetch(name: str, go_on: Callable[[], None]) -> None:
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            go_on()
+            with lock:
+                done += count
+                total = max(done, estimate.fetch_bytes)  # blocks of an earlier run may be damaged
+                listener.on_progress([TaskProgress(0, done, max(1, total), done, 0)])
 
-    def fetch(name: str) -> None:
-        if not stop.is_set():
-            fetch_blocks(copy, name, items[name], work.folder, copy.checksums.all(name), on_bytes)
+        fetch_blocks(copy, name, items[name], work.folder, copy.checksums.all(name), on_bytes)
 
     _ = copy.checksums  # before the threads ask for it
-    pool = ThreadPoolExecutor(_FILES, "rbdata-copy")
-    fetches = [pool.submit(fetch, name) for name in items]
-    try:
-        for one in as_completed(fetches):
-            one.result()
-    except BaseException as error:
-        stop.set()
-        if isinstance(error, Exception):  # Ctrl-C does not wait for connections that are silent
-            wait(fetches, ENDING_SECONDS)
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    call_in_threads(fetch, items, _FILES, "rbdata-copy")
     listener.on_part_done(0)
     listener.on_stage("committing")
     copied = {"mirror": copy.location.url, "copied": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}

@@ -10,13 +10,13 @@ A run keeps whole files in its working folder. The next run uses those that are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 
 from ...errors import ChecksumError, CorruptSourceError
 from ...storage.checksums import crc32c, hash_file
 from ...storage.folder import RAW, DatasetPlace, check_space
+from ...storage.threads import call_in_threads
 from ...storage.work import Work
 from ..fetch import RemoteObject, Verifier, fetch_to_file
 from ..fetch.reading import bytes_there, discard_part
@@ -29,8 +29,6 @@ from .request import Listener
 
 FOLDER = ".raw"
 CONNECTIONS = 4
-#: How long a failure waits for the other connections to end; one that is silent has its own time-out.
-ENDING_SECONDS = 5.0
 
 
 def fetch_all(
@@ -50,37 +48,21 @@ def fetch_all(
     begun = sum(bytes_there(folder / raw.path) for raw in missing if not (folder / raw.path).is_file())
     total = max(0, sum(raw.item.size or 0 for raw in missing) - begun)
     check_space(folder, total, "the raw data")
-    stored, lock, stop = 0, Lock(), Event()
+    stored, lock = 0, Lock()
 
-    def fetch(raw: RawObject) -> None:
-        if stop.is_set():
-            raise InterruptedError  # another object has failed
-        target = folder / raw.path
-        target.parent.mkdir(parents=True, exist_ok=True)
-
+    def fetch(raw: RawObject, go_on: Callable[[], None]) -> None:
         def count(length: int) -> None:
             nonlocal stored
-            if stop.is_set():
-                raise InterruptedError
+            go_on()
             with lock:
                 stored += length
             on_bytes(raw.item.name, stored, max(stored, total))  # more where what was there could not be kept
 
+        target = folder / raw.path
+        target.parent.mkdir(parents=True, exist_ok=True)
         fetch_to_file(raw.location, raw.item, target, on_bytes=count)
 
-    pool = ThreadPoolExecutor(CONNECTIONS, "rbdata-raw")
-    fetches = [pool.submit(fetch, raw) for raw in missing]
-    try:
-        for one in as_completed(fetches):
-            one.result()
-    except BaseException as error:
-        # The others end with their next bytes; what they hold is free for the next try of this process.
-        stop.set()
-        if isinstance(error, Exception):
-            wait(fetches, ENDING_SECONDS)
-        raise
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    call_in_threads(fetch, missing, CONNECTIONS, "rbdata-raw")
 
 
 def is_sound(path: Path, item: RemoteObject) -> bool:
