@@ -45,9 +45,6 @@ from .storage.dataset import Dataset
 from .storage.folder import DatasetPlace
 from .storage.integrity import verify
 
-#: After how many events of a run it is killed; the first run that ends by itself is the last one tried.
-_KILLED_AFTER = (1, 2, 4, 7, 13, 25, 50, 100, 200)
-
 
 def dataset_content(folder: Path) -> dict[str, str]:
     """Return every file below a dataset, hashed; of the manifest everything but when and from where it was made."""
@@ -103,13 +100,8 @@ class SourceTests:
         """Convert the dataset below a root."""
         dataset_id = f"{self.source.name}/{self.name}"
         reader, place = self.open_reader(raw), DatasetPlace(root, dataset_id)
-        asked = Request(dataset_id, root=root, options=reader.options, **{"procs": 1, **request})
+        asked = Request(dataset_id, root=root, options=reader.options, **{"procs": 0, **request})
         return run(reader, place, asked, listener or Listener(), os.fspath(raw))
-
-    @pytest.fixture
-    def made(self, raw: Path, tmp_path: Path) -> Path:
-        """Return the folder of the dataset, made without interruption."""
-        return self.make(raw, tmp_path / "made", procs=0).path
 
     # -- the tests -----------------------------------------------------------------------------------------------------
 
@@ -127,37 +119,38 @@ class SourceTests:
         assert len(set(entries)) == len(entries)
         assert all(self.source.knows(entry.removeprefix(f"{self.source.name}/")) for entry in entries)
 
-    def test_values(self, raw: Path, made: Path) -> None:
-        """`check_values`, and what must hold in every dataset: checksums; flags, returns and successors (`rbdata audit`)."""
+    def test_values(self, raw: Path, tmp_path: Path) -> None:
+        """`check_values`, and what must hold in every dataset: checksums; flags, returns and successors (`rbdata audit`). Raw
+        files stay as they are."""
+        before = _hashes(raw)
+        made = self.make(raw, tmp_path / "made").path
+        assert _hashes(raw) == before
         report, audit = verify(made), audit_datasets([Dataset(made)])
         assert report.ok, report
         assert not [finding for finding in audit.findings if finding.severity == "error"], audit.findings
         self.check_values(Dataset(made), raw)
 
-    def test_raw_files_stay_as_they_are(self, raw: Path, tmp_path: Path) -> None:
-        before = _hashes(raw)
-        self.make(raw, tmp_path / "made", procs=0)
-        assert _hashes(raw) == before
-
-    def test_killed_and_run_again(self, raw: Path, made: Path, tmp_path: Path) -> None:
-        """Killed after some events, it leaves no dataset; the next run ends with the same bytes."""
-        expected = dataset_content(made)
-        for events in _KILLED_AFTER:
-            root = tmp_path / f"killed after {events}"
-            killed = _run_and_kill(partial(self.make, raw, root, procs=0), events)
+    def test_same_bytes(self, raw: Path, tmp_path: Path) -> None:
+        """Made by two processes, and made by a run that was killed (half-way, at its end) and run again: no killed run
+        leaves a dataset, and all end with the same bytes."""
+        events: list[object] = []
+        expected = dataset_content(self.make(raw, tmp_path / "made", _listening(events.append)).path)
+        assert dataset_content(self.make(raw, tmp_path / "two", procs=2).path) == expected, "made by two processes"
+        for event in (len(events) // 2, len(events) - 1):
+            where, root = f"killed at event {event} of {len(events)}", tmp_path / f"killed at {event}"
+            _run_and_kill(partial(self.make, raw, root), event)
             folder = DatasetPlace(root, f"{self.source.name}/{self.name}").path
-            assert not (killed and folder.exists()), f"killed after {events} events, it left a dataset"
-            assert dataset_content(self.make(raw, root, procs=0).path) == expected, f"killed after {events} events"
+            assert not folder.exists(), f"{where}, it left a dataset"
+            assert dataset_content(self.make(raw, root).path) == expected, where
             left = [path.name for path in folder.parent.iterdir() if path != folder and ".lock" not in path.name]
-            assert not left, f"killed after {events} events and run again, it left {left}"
-            if not killed:
-                break
+            assert not left, f"{where} and run again, it left {left}"
 
     def test_damaged_files(self, raw: Path, tmp_path: Path) -> None:
-        """A file that was cut is an error that names it, and leaves no dataset."""
+        """A file that was cut is an error that names it, and leaves no dataset: each is cut in its middle, the first one also
+        in its first bytes, and before them."""
         for number, file in enumerate(self.raw_files(raw)):
             whole = file.read_bytes()
-            for size in (len(whole) // 2, min(100, len(whole) // 4), 0):
+            for size in [len(whole) // 2, *((min(100, len(whole) // 4), 0) if not number else ())]:
                 file.write_bytes(whole[:size])
                 root = tmp_path / f"damaged {number} {size}"
                 try:
@@ -167,10 +160,6 @@ class SourceTests:
                     file.write_bytes(whole)
                 assert self.names_file(str(caught.value), file), f"{file.name}, cut to {size} bytes: {caught.value}"
                 assert not DatasetPlace(root, f"{self.source.name}/{self.name}").path.exists()
-
-    def test_processes_change_nothing(self, raw: Path, made: Path, tmp_path: Path) -> None:
-        two = self.make(raw, tmp_path / "two", procs=2)
-        assert dataset_content(two.path) == dataset_content(made)
 
     def test_a_dry_run_writes_nothing(self, raw: Path, tmp_path: Path) -> None:
         before = _hashes(tmp_path)
@@ -183,30 +172,31 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.rglob("*") if file.is_file()}
 
 
-def _run_and_kill(make: Callable[[Listener], object], events: int) -> bool:
-    """Run in a fork that kills itself after this many events; returns whether it did. Raises AssertionError for another end."""
+def _run_and_kill(make: Callable[[Listener], object], event: int) -> None:
+    """Run in a fork that kills itself at this event. Raises AssertionError for another end."""
     process = os.fork()
     if not process:
+        left: Iterator[int] = iter(range(event - 1, -1, -1))
+
+        def count(_: object) -> None:
+            if not next(left):
+                os.kill(os.getpid(), signal.SIGKILL)
+
         try:
-            make(_killing(events))
+            make(_listening(count))
         except BaseException:
             import traceback
 
             traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
+        os._exit(1)
     _, status = os.waitpid(process, 0)
-    code = os.waitstatus_to_exitcode(status)
-    assert code in (0, -signal.SIGKILL), f"the conversion ended with {code}"
-    return code != 0
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it was not killed"
 
 
-def _killing(events: int) -> Listener:
-    """A listener that kills this process at an event."""
-    left: Iterator[int] = iter(range(events - 1, -1, -1))
+def _listening(on_event: Callable[[object], object]) -> Listener:
+    """A listener that tells of every event."""
 
-    def count(*_: object) -> None:
-        if not next(left):
-            os.kill(os.getpid(), signal.SIGKILL)
+    def tell(*event: object) -> None:
+        on_event(event)
 
-    return replace(Listener(), **{one.name: count for one in fields(Listener) if one.name != "on_output"})
+    return replace(Listener(), **{one.name: tell for one in fields(Listener) if one.name != "on_output"})

@@ -382,7 +382,7 @@ class TestGymnasium(SourceTests):
     """No raw files: what is stepped here."""
 
     source, name = GymnasiumSource(), "CartPole-v1"
-    options = {"steps": 1500, "num_envs": 2}
+    options = {"steps": 400, "num_envs": 2}
 
     @pytest.fixture
     def raw(self, tmp_path):
@@ -399,7 +399,7 @@ class TestGymnasium(SourceTests):
             assert float(step["next", "reward"]) == reward
             assert (bool(step["next", "terminated"]), bool(step["next", "truncated"])) == (terminated, truncated)
         env.close()
-        assert len(dataset) == 1500
+        assert len(dataset) == 400
 
 
 class TestRlds(SourceTests):
@@ -502,7 +502,7 @@ def test_wrong_values_are_found(raw, tmp_path):
 
     tests = Broken(Inverted)
     with pytest.raises(AssertionError):
-        tests.test_values(raw, tests.make(raw, tmp_path / "root").path)
+        tests.test_values(raw, tmp_path)
 
 
 def test_bytes_that_vary_are_found(raw, tmp_path):
@@ -512,12 +512,8 @@ def test_bytes_that_vary_are_found(raw, tmp_path):
         def facts(self, *given):
             return replace(super().facts(*given), notes=[f"run {next(runs)}"])
 
-    tests = Broken(Varying)
-    made = tests.make(raw, tmp_path / "root").path
-    with pytest.raises(AssertionError):
-        tests.test_processes_change_nothing(raw, made, tmp_path)
-    with pytest.raises(AssertionError, match="killed after"):
-        tests.test_killed_and_run_again(raw, made, tmp_path)
+    with pytest.raises(AssertionError, match="made by two processes"):
+        Broken(Varying).test_same_bytes(raw, tmp_path)
 
 
 def test_errors_that_do_not_name_the_file_are_found(raw, tmp_path):
@@ -537,7 +533,7 @@ def test_raw_files_that_are_changed_are_found(raw, tmp_path):
             self.path.write_text(LOG + "\n")
 
     with pytest.raises(AssertionError):
-        Broken(Changing).test_raw_files_stay_as_they_are(raw, tmp_path)
+        Broken(Changing).test_values(raw, tmp_path)
     (raw / "mine.csv").write_text(LOG)
     with pytest.raises(AssertionError):
         Broken(Changing).test_a_dry_run_writes_nothing(raw, tmp_path)
