@@ -15,8 +15,6 @@ from .console import TableColumn, out
 from .options import Address, Engine, Force, IdsOrFolders, NoWait, Procs, Root
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
 
     from ..datasets.acquire import Estimate
@@ -85,24 +83,6 @@ class Shape:
         Option(metavar="LEAVES", help="Only these leaves, such as observation,action; flags and rewards stay."),
     ] = None
     drop: Annotated[str | None, Option(metavar="LEAVES", help="All leaves but these.")] = None
-    trim: Annotated[
-        float | None,
-        Option(
-            metavar="X",
-            help="Leave out the steps at the beginning and the end of each episode whose action, of floating-point numbers, "
-            "has a Euclidean norm of at most X. An episode that terminated keeps its end.",
-        ),
-    ] = None
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How steps are read, as a sampler reads them."""
-
-    frame_stack: Annotated[int | None, Option(metavar="K", help="Pass stacks of K observations.")] = None
-    n_step: Annotated[int | None, Option(metavar="N", help="Pass n-step rewards and next states.")] = None
-    gamma: Annotated[float, Option(help="The discount of --n-step.")] = 0.99
-    slice_len: Annotated[int | None, Option(metavar="L", help="Cut episodes into slices of L steps.")] = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +139,6 @@ def run(
     args: Annotated[
         list[str] | None, Option(metavar="KEY=VALUE", help="An argument of the function; of several, NAME.KEY=VALUE.")
     ] = None,
-    reading: Reading,
     execution: Execution,
     no_wait: NoWait = False,
     root: Root = None,
@@ -170,7 +149,7 @@ def run(
     way for all batches. An interrupted run continues when the same command is run again.
     """
     from ..preprocess.function import parse_arguments
-    from ..preprocess.request import ReadOptions, make_requests, parse_split
+    from ..preprocess.request import make_requests, parse_split
     from . import report
 
     if shape.split is not None and execution.dry_run:
@@ -183,12 +162,10 @@ def run(
         split=None if shape.split is None else parse_split(shape.split),
         keep=shape.keep or (),
         drop=shape.drop or (),
-        trim=shape.trim,
         select=None if selection == Selection() else selection.numbers,
         root=root,
         per=per,
         args=parse_arguments(args or []),
-        read_options=ReadOptions(**vars(reading)),
         wait=not no_wait,
         command=report.this_command(),
         **vars(execution),
@@ -199,8 +176,6 @@ def run(
         if outcome.dry_run is not None:
             _show_dry_run(outcome)
             return 0
-        if outcome.action == "written" and outcome.manifest is not None:
-            _warn_of_nans(outcome.manifest.counts["nans"])
         results.append(report.Result(outcome.id, outcome))
     return report.finish(results, root, "Wrote")
 
@@ -241,13 +216,7 @@ def _show_dry_run(outcome: Preprocessed) -> None:
             ("time", f"about {amounts.duration(found.estimated_seconds)}"),
         ]
     )
-    _warn_of_nans(found.nans)
     out.hint("run the command without --dry-run")
-
-
-def _warn_of_nans(nans: Mapping[str, int]) -> None:
-    for name, number in sorted(nans.items()):
-        out.warn(f"{amounts.count(number)} new NaN values in {name}")
 
 
 def _rows(found: DryRun) -> list[tuple[Any, ...]]:
@@ -261,8 +230,7 @@ def _rows(found: DryRun) -> list[tuple[Any, ...]]:
         elif after != before:
             change = f"was {before[0]} {list(before[1])}"
         else:
-            unchanged = "same type" if found.changed is None else "unchanged"
-            change = "changed" if name in (found.changed or ()) else unchanged
+            change = "changed" if name in found.changed else "unchanged"
         rows.append((name, dtype, str(list(shape)), change, found.stored.get(name)))
     return rows
 
@@ -283,7 +251,6 @@ def _record(outcome: Preprocessed, found: DryRun, estimate: Estimate) -> dict[st
         "steps_tried": found.steps_in,
         "steps_returned": found.steps_out,
         "episodes_dropped": found.dropped,
-        "nans": dict(found.nans),
         "seconds": round(found.seconds, 3),
         "estimated": {
             "steps": estimate.steps,

@@ -3,19 +3,16 @@
 Functions get TensorDicts: batches, single steps, or whole episodes. The first functions of a chain that can be applied to
 states (`functions.traits`) get each state once instead, not as observation and again as successor.
 
-A chain gives the same result as one run per function: the result of each function is checked and completed as if it were
-stored, and the next function gets the data as they would be read. With whole episodes, it gets the episodes of that result.
-
-The input is read as functions get it (`InputView`): the episodes of `chunks` with the options of `request.ReadOptions`.
-Frame stacks and n-step returns are computed as by a sampler (`storage.replay`): they are read from the whole dataset and end
-at the edges of its episodes, not of slices.
+The result of each function is checked and completed as if it were stored, and the next function gets it as it would be read:
+with whole episodes, all that the one before it made of an episode.
 """
 
 from __future__ import annotations
 
 import random
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,16 +26,15 @@ from tensordict import TensorDict, TensorDictBase
 
 from ..errors import FunctionError, RbdataError, SchemaError, reason
 from ..storage.codecs.codec import Rows
-from ..storage.dataset import Dataset, open_folder
+from ..storage.dataset import open_folder
+from ..storage.episodes import CUT
 from ..storage.memory_map import release_pages
 from ..storage.window import nest
-from .chunks import Chunk, split, step_range, view_episodes
-from .function import EPISODE, GENERATOR, STEP, Function, Job, chain_of, load_functions, record_of
+from .chunks import Chunk, split, step_range
+from .function import EPISODE, GENERATOR, STEP, Function, Job, chain_of, load_functions
 from .layout import observation_pairs
-from .request import ReadOptions
 from .result import (
     Columns,
-    ResultCounts,
     as_stored,
     bookkeeping_of,
     check_batch,
@@ -74,6 +70,12 @@ class InputRows:
     place: torch.Tensor
     states: dict[str, StoredStates]
 
+    def at(self, numbers: torch.Tensor) -> InputRows:
+        """Return some of the steps, in order."""
+        if len(numbers) == len(self.place):
+            return self
+        return InputRows({name: rows[numbers] for name, rows in self.steps.items()}, self.place[numbers], self.states)
+
     def unchanged(self, columns: Columns, paths: Iterable[str]) -> set[str]:
         """Return those of the paths whose rows in a result of the same steps have the bits that they have in the input."""
         return {path for path in paths if self._is_unchanged(path, columns.get(path))}
@@ -95,72 +97,12 @@ class InputRows:
         return True
 
 
-class InputView:
-    """A dataset as functions get it."""
-
-    def __init__(self, dataset: Dataset, num_frames: int | None, options: ReadOptions) -> None:
-        self.dataset, self.options = dataset, options
-        self.episodes = view_episodes(self.dataset.episodes, num_frames, options.slice_len)
-        self._added_ends = self.episodes.starts[1:][self.episodes.added] - 1
-
-    def read(self, steps: torch.Tensor) -> TensorDict:
-        """Return steps (int64 ``[n]``, in any order) as TED, batch ``[n]``; no two tensors share memory."""
-        from ..storage.replay.around import Around
-        from ..storage.replay.batches import read_steps
-        from ..storage.replay.storages.dataset_storage import DatasetStorage
-
-        options = self.options
-        if options.reads_neighbours:
-            gamma = 0.99 if options.n_step is None else options.gamma
-            around = Around(frame_stack=options.frame_stack, n_step=options.n_step, gamma=gamma)
-            td = read_steps(DatasetStorage(self.dataset), steps, around)
-        else:
-            td = self.dataset[steps]
-        for path, rows in self._added(steps, lambda path: td.get(tuple(path.split("/")))).items():
-            td.set(tuple(path.split("/")), rows)
-        return td
-
-    def source(self, start: int, stop: int, undecoded: Collection[str] = ()) -> InputRows:
-        """Steps ``start..stop-1`` as they are stored. State leaves in ``undecoded`` are not read, and none are where steps
-        depend on others."""
-        leaves = self.dataset.rows.items()
-        steps = {name: rows.block(start, stop) for name, rows in leaves if rows.leaf.kind == "step"}
-        steps |= self._added(torch.arange(start, stop, device="cpu"), steps.__getitem__)
-        states = {name: rows for name, rows in leaves if rows.leaf.kind == "state"}
-        if not states or self.options.reads_neighbours:
-            return InputRows(steps, torch.arange(stop - start, device="cpu"), {})
-        numbers = self.dataset.state_numbers(start, stop)
-        first, end = int(numbers[0]), int(numbers[-1]) + 2
-        read = {
-            name: StoredStates(rows, first, None if name in undecoded else rows.block(first, end))
-            for name, rows in states.items()
-        }
-        return InputRows(steps, numbers - first, read)
-
-    def release(self) -> None:
-        """Release the pages of the files that were read, which count as memory of this process."""
-        for read in getattr(self.dataset, "members", (self.dataset,)):  # of a view
-            for rows in read.rows.values():
-                for part in vars(rows).values():
-                    if isinstance(part, np.ndarray):
-                        release_pages(part)
-
-    def _added(self, steps: torch.Tensor, get: Callable[[str], torch.Tensor]) -> Columns:
-        """The flags of steps of which some are truncated: an episode of the view ends there, and goes on in the dataset."""
-        ends = self._added_ends
-        low, high = np.searchsorted(ends, [int(steps.min()), int(steps.max()) + 1])
-        if low == high:
-            return {}
-        is_end = torch.isin(steps, torch.from_numpy(ends[low:high])).view(-1, 1) & ~get("next/terminated")
-        return {path: get(path) | is_end for path in ("next/truncated", "next/done")}
-
-
 class ResultBatch(NamedTuple):
     """The result of some steps, empty where every episode was dropped.
 
-    ``columns`` ``[rows, ...]``; ``cut``, ``midway`` bool ``[rows]``: the recording ends after this step; an episode begins
-    there whose beginning is missing. ``source``: the steps of the input that the rows are made of, if there are as many.
-    ``where`` describes them in messages.
+    ``columns`` ``[rows, ...]``; ``cut``, ``midway`` bool ``[rows]``: the recording ends after this step; the episode that ends
+    here began before the data do. ``source``: the steps of the input that the rows are made of, if there are as many. ``where``
+    describes them in messages.
     """
 
     where: str
@@ -182,40 +124,28 @@ class Call(NamedTuple):
     where: str
 
 
-class FunctionInput(NamedTuple):
-    """What a function gets of a batch or an episode ``[n]``; whether it has the beginning and the end of that, as far as
-    functions kept them."""
-
-    td: TensorDictBase
-    is_first: bool = True
-    is_last: bool = True
-
-
 class Applier:
-    """A view of the input and the functions of a chain, opened in one process. ``tally`` counts over the results."""
+    """The input and the functions of a chain, opened in one process. ``tally`` counts ``dropped`` episodes, and those that
+    functions left open at their last step (``ended``)."""
 
     def __init__(self, job: Job) -> None:
         request = job.request
         self.dataset, self.origin = request.dataset or open_folder(job.path, content=job.content), request.origin
-        self.view = InputView(self.dataset, request.num_frames, request.read_options)
         self.functions = load_functions(request.functions, request.args, job.code)
-        self.chain = chain_of(self.functions, request)
+        self.chain = chain_of(self.functions, request.per)
         self.whole, self.batch, self.seed = self.chain.per == "episode", job.batch, request.seed
-        for given, record in zip(request.functions, job.records):
-            if isinstance(given, str) and record_of(given, job.code) != record:
-                raise FunctionError(f"files of {given} were edited while the run started", hint="run it again")
+        self.starts = self.dataset.episode_starts.numpy()
         for number, fn in enumerate(self.functions):
-            fn.resolve(job.code)
             fn.statistics = job.statistics.get(str(number))
-        self.generator, self.tally = torch.Generator(), ResultCounts()
+        self.generator, self.tally = torch.Generator(), Counter[str]()
 
     @cached_property
     def _mapped(self) -> int:
         """How many functions at the beginning of the chain are applied to states, judged by the first row or episode."""
-        if self.view.options.reads_neighbours or self.chain.per == "sample" or not self.dataset.schema.states:
+        if self.chain.per == "sample" or not self.dataset.schema.states:
             return 0
-        stop = int(self.view.episodes.starts[1]) if self.whole else 1
-        td: Any = self.view.read(torch.arange(stop, device="cpu"))
+        stop = int(self.starts[1]) if self.whole else 1
+        td: Any = self.dataset[torch.arange(stop, device="cpu")]
         for number, fn in enumerate(self.functions):
             with self.guard(fn.name, self._describe(0, stop)):
                 if fn.traits is None or not fn.traits.applies_to_states(td, **fn.args):
@@ -225,7 +155,7 @@ class Applier:
 
     def split(self, chunk: Chunk) -> list[Chunk]:
         """Return the batches of a chunk: what is read at a time."""
-        return split(chunk, self.view.episodes, self.batch, self.whole)
+        return split(chunk, self.starts, self.batch, self.whole)
 
     def apply(self, span: Chunk, undecoded: Collection[str] = ()) -> ResultBatch:
         """The result of all functions for a batch, or for some episodes; they do not get the state leaves ``undecoded``."""
@@ -233,46 +163,35 @@ class Applier:
         td, source = self._read(span, mapped, undecoded)
         marks, where = self._edges(span), self._describe(span.start, span.stop)
         results: list[tuple[Columns, torch.Tensor]] = []
-        kept: list[torch.Tensor] | None = []  # the places of the steps that are there still
+        kept: list[torch.Tensor] | None = []  # the numbers of the steps that are there still
         for given, call in self._calls(td, span):
             low = int(call.steps) - span.start if self.whole else 0
             high = low + len(given)
-            rewards = given.get(("next", "reward")).double() if self.whole else None
-            made = self._results(given, call, self.functions[mapped:])
-            if rewards is not None:
-                _compare_returns(rewards, [columns for columns, _ in made], self.tally)
-            for columns, piece in made:
-                if results:
-                    check_same(columns, shapes_of(results[0][0]), self.chain.names[-1], call.where)
-                edges = marks
-                if self.whole:
-                    edges = torch.zeros(2, len(columns["next/done"]), dtype=torch.bool, device="cpu")
-                    edges[0, -1] = marks[0, high - 1] & piece.is_last
-                    edges[1, 0] = marks[1, low] & piece.is_first
-                results.append((columns, edges))
-            if sum(len(columns["next/done"]) for columns, _ in made) not in (0, len(given)):
+            columns = self._result_of_all(given, call, self.functions[mapped:])
+            if columns is None:
+                self.tally["dropped"] += 1
+                continue
+            if results:
+                check_same(columns, shapes_of(results[0][0]), self.chain.names[-1], call.where)
+            done = columns["next/done"].view(-1)
+            edges = marks
+            if self.whole:  # it may have become several: the first began as it did, and the last ends so
+                edges = torch.zeros(2, len(done), dtype=torch.bool, device="cpu")
+                edges[0, -1], edges[1, int(done.nonzero()[0])] = marks[:, high - 1]
+            results.append((columns, edges))
+            if len(done) != len(given):
                 kept = None
-            elif made and kept is not None:
-                kept.append(source.place[low:high])
+            elif kept is not None:
+                kept.append(torch.arange(low, high, device="cpu"))
         if not results:
             return ResultBatch(where, {}, marks[0, :0], marks[1, :0], None)
         columns, marks = results[0]
         if len(results) > 1:
             columns = {path: torch.cat([columns[path] for columns, _ in results]) for path in columns}
             marks = torch.cat([edges for _, edges in results], 1)
-        self._count_nans(columns, source)
         ended = columns["next/truncated"] & ~columns["next/terminated"]
-        origin = None if kept is None else InputRows(source.steps, torch.cat(kept), source.states)
+        origin = None if kept is None else source.at(torch.cat(kept))
         return ResultBatch(where, columns, marks[0] & ended.view(-1), marks[1], origin)
-
-    def _count_nans(self, columns: Columns, source: InputRows) -> None:
-        """Count the NaN values of leaves that have none in the input."""
-        for path, rows in columns.items():
-            if rows.is_floating_point() and (count := int(rows.isnan().sum())):
-                state = source.states.get(path.removeprefix("next/"))
-                before = source.steps.get(path) if state is None else state.values
-                if before is None or not (before.is_floating_point() and bool(before.isnan().any())):
-                    self.tally.nans[path] += count
 
     def inputs_of(self, number: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
         """Yield what function ``number`` gets of a chunk, by batches or episodes, with a description of each."""
@@ -281,16 +200,26 @@ class Applier:
         for span in self.split(chunk):
             td, _ = self._read(span, 0, ignored)
             for given, call in self._calls(td, span):
-                for piece in self._through(given, call, self.functions[:number]):
-                    yield piece.td, call.where
+                out = self._through(given, call, self.functions[:number])
+                if out is not None:
+                    yield out, call.where
 
     def apply_to_steps(self, steps: torch.Tensor) -> Columns:
         """Return the results of all functions for steps in any order; not for whole episodes."""
         self._seed(int(steps[0]))
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.dataset.id}"
         call = Call(steps, torch.zeros(0, dtype=torch.int64, device="cpu"), where)
-        ((columns, _),) = self._results(self.view.read(steps), call, self.functions)
+        columns = self._result_of_all(self.dataset[steps], call, self.functions)
+        assert columns is not None
         return columns
+
+    def release(self) -> None:
+        """Release the pages of the files that were read, which count as memory of this process."""
+        for read in getattr(self.dataset, "members", (self.dataset,)):  # of a view
+            for rows in read.rows.values():
+                for part in vars(rows).values():
+                    if isinstance(part, np.ndarray):
+                        release_pages(part)
 
     def _seed(self, step: int) -> None:
         """Seed all random generators for the batch or the episode that begins with ``step``."""
@@ -304,11 +233,24 @@ class Applier:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
+    def _source(self, start: int, stop: int, undecoded: Collection[str]) -> InputRows:
+        """Steps ``start..stop-1`` as they are stored. State leaves in ``undecoded`` are not decoded."""
+        leaves = self.dataset.rows.items()
+        steps = {name: rows.block(start, stop) for name, rows in leaves if rows.leaf.kind == "step"}
+        states = {name: rows for name, rows in leaves if rows.leaf.kind == "state"}
+        if not states:
+            return InputRows(steps, torch.arange(stop - start, device="cpu"), {})
+        numbers = self.dataset.state_numbers(start, stop)
+        first, end = int(numbers[0]), int(numbers[-1]) + 2
+        read = {
+            name: StoredStates(rows, first, None if name in undecoded else rows.block(first, end))
+            for name, rows in states.items()
+        }
+        return InputRows(steps, numbers - first, read)
+
     def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, InputRows]:
         """Steps to which the first ``mapped`` functions have been applied, and what they are in the input."""
-        source = self.view.source(span.start, span.stop, undecoded)
-        if self.view.options.reads_neighbours:
-            return self.view.read(torch.arange(span.start, span.stop, device="cpu")), source
+        source = self._source(span.start, span.stop, undecoded)
         td = nest({name: rows.clone() for name, rows in source.steps.items()}, (span.rows,))
         states = {name: stored.values for name, stored in source.states.items() if stored.values is not None}
         pairs = observation_pairs(source.steps) if mapped else []
@@ -326,7 +268,7 @@ class Applier:
 
     def _calls(self, td: TensorDict, span: Chunk) -> Iterator[tuple[TensorDict, Call]]:
         """What the first function gets, the whole batch or each episode; the random generators are seeded for it."""
-        starts = self.view.episodes.starts[span.first : span.last + 1]
+        starts = self.starts[span.first : span.last + 1]
         if not self.whole:
             self._seed(span.start)
             ends = torch.from_numpy(starts[1:][starts[1:] <= span.stop] - 1 - span.start)
@@ -338,56 +280,42 @@ class Applier:
             yield td[low - span.start : high - span.start], Call(low, None, self._describe(low, high))
 
     def _edges(self, span: Chunk) -> torch.Tensor:
-        """Where the recording ends in an episode, and where an episode begins whose beginning is missing: bool
+        """At the last steps of episodes, whether the recording ends there, and whether they began before it: bool
         ``[2, steps]``."""
-        episodes, marks = self.view.episodes, torch.zeros(2, span.rows, dtype=torch.bool, device="cpu")
+        table, marks = self.dataset.episodes, torch.zeros(2, span.rows, dtype=torch.bool, device="cpu")
         numbers = np.arange(span.first, span.last)
-        ends, begins = episodes.starts[numbers + 1] - 1, episodes.starts[numbers]
-        marks[0, ends[episodes.cut[numbers] & (ends < span.stop)] - span.start] = True
-        marks[1, begins[episodes.midway[numbers] & (begins >= span.start)] - span.start] = True
+        ends = self.starts[numbers + 1] - 1
+        numbers, ends = numbers[ends < span.stop], ends[ends < span.stop] - span.start
+        marks[0, ends] = torch.from_numpy(table.outcomes[numbers] == CUT)
+        marks[1, ends] = torch.from_numpy(table.midway[numbers].astype(bool))
         return marks
 
     # -- calling -------------------------------------------------------------------------------------------------------
 
-    def _results(
-        self, td: TensorDictBase, call: Call, functions: Sequence[Function]
-    ) -> list[tuple[Columns, FunctionInput]]:
-        """The results of functions for a batch or an episode: one, several or none. Those of batches may be memory that the
-        function uses again."""
+    def _result_of_all(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> Columns | None:
+        """The result of functions for a batch or an episode; None if one drops the episode. That of a batch may be memory that
+        the function uses again."""
         if not functions:  # all have been applied to states
-            return [(self._completed(self.chain.names[-1], td, bookkeeping_of(td), call), FunctionInput(td))]
-        made = []
-        for piece in self._through(td, call, functions[:-1]):
-            columns = self._result(functions[-1], piece.td, call)
-            if columns is not None:
-                made.append((copied(columns) if self.whole and functions[-1].is_own else columns, piece))
-        return made
+            return self._completed(self.chain.names[-1], td, bookkeeping_of(td), call)
+        out = self._through(td, call, functions[:-1])
+        columns = None if out is None else self._result(functions[-1], out, call)
+        return copied(columns) if columns is not None and self.whole and functions[-1].is_own else columns
 
-    def _through(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> list[FunctionInput]:
-        """What the function after these gets of a batch, or of an episode: one episode, several or none."""
-        pieces = [FunctionInput(td)]
+    def _through(self, td: TensorDictBase, call: Call, functions: Sequence[Function]) -> TensorDictBase | None:
+        """What the function after these gets of a batch or an episode; None if one drops it."""
         for fn in functions:
-            given, pieces = pieces, []
-            for piece in given:
-                columns = self._result(fn, piece.td, call)
-                if columns is None:
-                    continue
-                out = as_stored(copied(columns) if fn.is_own else columns)
-                edges = [0, len(out)]
-                if self.whole:
-                    edges = [0, *(columns["next/done"].view(-1).nonzero().squeeze(1) + 1).tolist()]
-                for low, high in pairwise(edges):
-                    some = out if len(edges) == 2 else out[low:high]
-                    pieces.append(FunctionInput(some, piece.is_first and not low, piece.is_last and high == len(out)))
-        return pieces
+            columns = self._result(fn, td, call)
+            if columns is None:
+                return None
+            td = as_stored(copied(columns) if fn.is_own else columns)
+        return td
 
     def _result(self, fn: Function, td: TensorDictBase, call: Call) -> Columns | None:
         """The result of one function, checked and completed; None if it drops the episode."""
         before = bookkeeping_of(td)
         if call.ends is not None and self.chain.per == "sample":
             return complete(self._of_samples(fn, td, call), before, fn.name, call.where, call.ends, self.tally)
-        shapes = [(path, rows.dtype, rows.shape) for path, rows in leaves_of(td).items()]  # before it changes them
-        with self.guard(fn.name, call.where, (td.batch_size, shapes)):
+        with self.guard(fn.name, call.where, td):
             out = fn(td, **self._taken(fn, call.steps))
         return None if self.whole and out is None else self._completed(fn.name, out, before, call)
 
@@ -426,7 +354,7 @@ class Applier:
             return {}
         steps = torch.as_tensor(steps)
         taken: dict[str, Any] = {GENERATOR: self.generator}
-        if fn.takes != {GENERATOR}:  # the episodes are not those of slices
+        if fn.takes != {GENERATOR}:
             first, episode = steps.clone(), self.dataset.episode_of(steps)
             if self.origin is not None:
                 episode, later = torch.from_numpy(self.origin)[:, episode]
@@ -436,32 +364,19 @@ class Applier:
         return {name: taken[name] for name in fn.takes}
 
     @contextmanager
-    def guard(self, name: str, where: str, given: tuple[torch.Size, list[Any]] | None = None) -> Iterator[None]:
-        """Turn exceptions of functions called in this block into a FunctionError that can be pickled.
-
-        The message describes ``given``: the batch size of the input, and its leaves with their dtypes and shapes.
-        """
+    def guard(self, name: str, where: str, given: TensorDictBase | None = None) -> Iterator[None]:
+        """Turn exceptions of functions called in this block into a FunctionError that can be pickled, which describes what they
+        were ``given``."""
         try:
             yield
         except BaseException as error:
             raise _described(error, name, where, given) from None
 
     def _describe(self, start: int, stop: int) -> str:
-        starts = self.view.episodes.starts
-        first = int(np.searchsorted(starts, start, "right")) - 1
-        last = int(np.searchsorted(starts, stop, "left")) - 1
+        first = int(np.searchsorted(self.starts, start, "right")) - 1
+        last = int(np.searchsorted(self.starts, stop, "left")) - 1
         which = f"episode {first:,}" if first >= last else f"episodes {first:,}..{last:,}"
         return f"{step_range(start, stop)} ({which}) of {self.dataset.id}"
-
-
-def _compare_returns(before: torch.Tensor, made: Sequence[Columns], tally: ResultCounts) -> None:
-    """Count what became of an episode: nothing, or one with another return. Sums of the same rewards differ by rounding."""
-    if not made:
-        tally.dropped += 1
-        return
-    change = sum(float(columns["next/reward"].double().sum()) for columns in made) - float(before.sum())
-    ends = sum(int(columns["next/done"].sum()) for columns in made)
-    tally.returns |= ends > 1 or abs(change) > 1e-6 * max(1e-3, float(before.abs().sum()))
 
 
 # -- errors of functions ---------------------------------------------------------------------------------------------------
@@ -469,9 +384,7 @@ def _compare_returns(before: torch.Tensor, made: Sequence[Columns], tally: Resul
 _HERE = str(Path(__file__).parent)
 
 
-def _described(
-    error: BaseException, name: str, where: str, given: tuple[torch.Size, list[Any]] | None
-) -> BaseException:
+def _described(error: BaseException, name: str, where: str, given: TensorDictBase | None) -> BaseException:
     """The exception to be raised for one that a function raised: with the user's part of the traceback, which names the last
     line in the user's code."""
     if isinstance(error, KeyboardInterrupt):
@@ -487,14 +400,15 @@ def _described(
     description = " ".join(f"{type(error).__name__}: {reason(error)}".split())
     frames = [one for one in traceback.extract_tb(trace) if "site-packages" not in one.filename]
     at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    shapes = f"; its input: {_describe_input(*given)}" if given else ""
+    shapes = "" if given is None else f"; its input: {_describe_input(given)}"
     hint = "a smaller --batch-size or fewer --procs need less memory" if isinstance(error, MemoryError) else None
     return FunctionError(f"{name} raised {description}{at}, for {where}{shapes}", hint=hint, detail=detail)
 
 
-def _describe_input(size: torch.Size, leaves: list[Any]) -> str:
+def _describe_input(td: TensorDictBase) -> str:
     """``100 steps of action float32 [6], observation float32 [17], ...``."""
+    size = td.batch_size
     count = "one step" if not size else f"{size[0]:,} step{'s' * (size[0] != 1)}"
-    ordered = sorted(leaves, key=lambda leaf: (leaf[0].startswith("next/"), leaf[0]))
-    shapes = (f"{path} {dtype_name(dtype)} {list(shape[len(size) :])}" for path, dtype, shape in ordered)
+    ordered = sorted(leaves_of(td).items(), key=lambda leaf: (leaf[0].startswith("next/"), leaf[0]))
+    shapes = (f"{path} {dtype_name(rows.dtype)} {list(rows.shape[len(size) :])}" for path, rows in ordered)
     return f"{count} of {', '.join(shapes)}"

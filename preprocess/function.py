@@ -27,14 +27,13 @@ from ..datasets import user_code
 from ..errors import UsageError
 from .functions import find_builtin
 from .functions.traits import Fit, Traits, traits_of
-from .request import Given, Per, PreprocessRequest, ReadOptions
+from .request import BUILTIN, Given, Per, PreprocessRequest
 
 #: Arguments that rbdata passes to functions whose signature names them.
 GENERATOR, STATISTICS = "generator", "statistics"
 #: Numbers of the episode and the step: passed only where the parameter has no default, as ``step`` may mean something else.
 EPISODE, STEP = "episode", "step"
 
-_BUILTIN = "rbdata:"
 _FORM = "for example --args scale=0.5, or --args scale_rewards.scale=0.5 with several functions"
 
 
@@ -42,53 +41,28 @@ _FORM = "for example --args scale=0.5, or --args scale_rewards.scale=0.5 with se
 
 
 def describe(given: Sequence[Given], args: Mapping[str, Any], folder: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Records of the functions and of those that arguments name, ``{function, files}``; and whether they and the arguments
-    identify the work: everything is given as text, with arguments in JSON. Nothing is imported.
+    """A record of each function, ``{function, files}``; and whether these and the arguments identify the work: all functions
+    are text, with arguments in JSON. Nothing is imported.
 
     Raises UsageError for text that names nothing.
     """
-    records = [record_of(one, folder) for one in given]
-    if any(record["function"] == f"{_BUILTIN}relabel_rewards" for record in records):
-        named = [value for key, value in args.items() if key.rpartition(".")[2] == "fn"]
-        records += [record_of(one, folder) for one in named if isinstance(one, str)]
-    bound = [bound_arguments(one)[1] for one in given if not isinstance(one, str)]
-    is_text = all(record["function"].startswith(_BUILTIN) or "files" in record for record in records)
-    return records, is_text and all(map(_is_json, [args, *bound]))
-
-
-def record_of(given: Given, folder: Path) -> dict[str, Any]:
-    """Return what identifies one function: its name, and the files of text, or the arguments that a partial binds."""
-    name = name_of(given)
-    if isinstance(given, str) and not given.startswith(_BUILTIN):
-        return {"function": name, "files": user_code.identity(given, folder)}
-    fn, args = bound_arguments(given)
-    return {"function": name, "bound": to_json(args)} if args and traits_of(fn) is not None else {"function": name}
+    records: list[dict[str, Any]] = []
+    for one in given:
+        records.append({"function": name_of(one)})
+        if isinstance(one, str) and not one.startswith(BUILTIN):
+            records[-1]["files"] = user_code.identity(one, folder)
+    return records, all(isinstance(one, str) for one in given) and _is_json(args)
 
 
 def name_of(given: Given) -> str:
-    """``module:name`` of an object, ``rbdata:NAME`` of a built-in function; a text is its name."""
+    """A text is its name, that of an object is ``module:name``."""
     if isinstance(given, str):
         return given
-    traits = traits_of(given)
-    if traits is not None:
-        return _BUILTIN + traits.name
     fn: Any = given
     while isinstance(fn, functools.partial):
         fn = fn.func
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     return f"{named.__module__}:{named.__qualname__}"
-
-
-def bound_arguments(given: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a built-in function inside partials, and the arguments that these bind; any other function as it is."""
-    args: dict[str, Any] = {}
-    traits = traits_of(given) if callable(given) else None
-    while traits is not None and isinstance(given, functools.partial):
-        if given.args:
-            message = f"a partial of {traits.name} has positional arguments"
-            raise UsageError(message, hint=f"name them: partial({traits.name}, name=value)")
-        given, args = given.func, {**given.keywords, **args}
-    return given, args
 
 
 def _is_json(value: Any) -> bool:
@@ -133,10 +107,10 @@ class Function:
         except (TypeError, ValueError):
             return {}
 
-    @cached_property
+    @property
     def is_own(self) -> bool:
-        """Whether the user's code is called: it may return memory that it uses again, and raise anything."""
-        return self.traits is None or self.args.get("fn") is not None
+        """Whether it is the user's code, which may return memory that it uses again, and raise anything."""
+        return self.traits is None
 
     @cached_property
     def takes(self) -> frozenset[str]:
@@ -156,14 +130,8 @@ class Function:
         return self.args if self.statistics is None else {**self.args, STATISTICS: self.statistics}
 
     def __call__(self, td: Any, **given: Any) -> Any:
-        """The function's result, after `resolve`; ``given`` are the arguments that it `takes`."""
+        """The function's result; ``given`` are the arguments that it `takes`."""
         return self.fn(td, **given, **self._passed)
-
-    def resolve(self, folder: Path) -> None:
-        """Replace the text of an argument that names a function (of `relabel_rewards`) by that function."""
-        inner = self.args.get("fn")
-        if self.traits is not None and isinstance(inner, str):
-            self.args["fn"] = user_code.find(inner, folder)
 
     def map_states(self, name: str, rows: Any) -> Any:
         """Return the state rows ``[n, ...]`` of one leaf, mapped; only where `Traits.applies_to_states`."""
@@ -221,12 +189,11 @@ def load_functions(given: Sequence[Given], args: Mapping[str, Any], folder: Path
 def _find(given: Given, folder: Path) -> Function:
     fn: Any = given
     if isinstance(given, str):
-        fn = find_builtin(given[len(_BUILTIN) :]) if given.startswith(_BUILTIN) else user_code.find(given, folder)
+        fn = find_builtin(given[len(BUILTIN) :]) if given.startswith(BUILTIN) else user_code.find(given, folder)
     if not callable(fn):
         message = f"{given} is of type {type(fn).__name__} and cannot be called"
         raise UsageError(message, hint="write pkg.mod:function, file.py:function, or rbdata:NAME")
-    fn, bound = bound_arguments(fn)
-    return Function(name_of(given), fn, bound)
+    return Function(name_of(given), fn, {})
 
 
 # -- arguments -----------------------------------------------------------------------------------------------------------
@@ -295,18 +262,17 @@ class Chain:
     ignoring: int
 
 
-def chain_of(functions: Sequence[Function], request: PreprocessRequest) -> Chain:
+def chain_of(functions: Sequence[Function], requested: Per | None) -> Chain:
     """Return what there is to know of loaded functions. Raises UsageError for a ``per`` that a function does not support."""
-    per = _choose_per(functions, request.per)
+    per = _choose_per(functions, requested)
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
-    as_stored = per != "sample" and request.read_options == ReadOptions()
     return Chain(
         tuple(fn.name for fn in functions),
         tuple(fn.label for fn in functions),
         tuple(to_json(fn.args) for fn in functions),
         per,
         tuple(fn.fit is not None for fn in functions),
-        len(list(ignoring)) if as_stored else 0,
+        len(list(ignoring)),
     )
 
 
@@ -327,7 +293,7 @@ class Job:
     """What workers need of a run; functions that are objects are pickled with it.
 
     - ``path``, ``content``: the dataset that is read, where ``request.dataset`` is None. ``batch``: steps of a batch.
-    - ``code``: the folder in which functions are found; ``records``: what `describe` said of them.
+    - ``code``: the folder in which functions are found.
     - ``statistics``: those that are known, by the number of their function, as text.
     """
 
@@ -336,7 +302,6 @@ class Job:
     content: str
     batch: int
     code: Path
-    records: Sequence[Mapping[str, Any]]
     statistics: Mapping[str, dict[str, Any]]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import SchemaError
 from ..storage.codecs import PLAIN, load_codec, resolve_choice
+from ..storage.codecs.zstd import HELD_OUT
 from ..storage.schema import FLAGS, LARGE_ROW, Leaf, Schema, ted_flags
 
 #: Path -> (dtype, shape of a row).
@@ -88,8 +89,7 @@ def choose_codec(samples: np.ndarray, wanted: str) -> tuple[str, bytes, float]:
     if codec.fixed_rows:
         return name, b"", float(row_bytes)
     dictionary = codec.train(samples)
-    # A little too small, because the dictionary was trained on these rows.
-    few = samples[:: max(1, len(samples) // 256)]
+    few = samples[HELD_OUT - 1 :: HELD_OUT] if dictionary else samples  # that the dictionary was not trained on
     size = float(codec.encoded_lengths(few, dictionary).mean()) + codec.index_bytes
     if wanted == "auto" and size * LEAST_RATIO > row_bytes:
         return PLAIN, b"", float(row_bytes)

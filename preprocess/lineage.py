@@ -5,14 +5,12 @@ input          {id, content, steps, episodes, source, lineage}: the dataset it w
                there are ``parents``, the same of the datasets that it shows; ``content`` is that of the view
 functions      [{function, files, args}] in order; ``files`` (of text alone): sha256 of the function's file and of the local
                files that it imports
-arguments      functions that arguments name: [{function, files}]
 version        what the user says that functions given as objects are
 args           the arguments as they were given
-per, batch, windows, num_frames, seed
+per, batch, seed
 versions       {rbdata, torch, tensordict, python}
 statistics     {function: ...}: the results of first passes
-leaves         {added, dropped, changed}: by their values where functions get batches or steps, otherwise by their types,
-               and of rewards by the returns
+leaves         {added, dropped, changed}: where functions keep the number of steps, by their values
 unchained      observations whose successor is not the observation of the following step
 fingerprint    sha256 of everything that decides the bytes of the result; absent where a function is an object without a version
 """
@@ -86,29 +84,3 @@ def leaf_changes(before: Shapes, after: Shapes, changed: Collection[str]) -> dic
         "dropped": sorted(set(before) - set(after) - set(FLAGS)),
         "changed": sorted(types.union(changed)),
     }
-
-
-def describe_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The differences between two requests, in words; ``before`` may be a lineage, ``after`` is the identity of a run."""
-    old, new = [*(before.get("functions") or ()), *(before.get("arguments") or ())], after["functions"]
-    changed: list[str] = []
-    if [fn.get("function") for fn in old] != [fn["function"] for fn in new]:
-        changed.append(f"the functions ({', '.join(str(fn.get('function')) for fn in old)} before)")
-    else:
-        pairs = [(one.get("files"), other.get("files")) for one, other in zip(old, new)]
-        changed += [name for one, other in pairs for name in _differing(one, other)]
-    changed += [f"the argument {name}" for name in _differing(before.get("args"), after["args"])]
-    content = before.get("input")
-    if (content.get("content") if isinstance(content, Mapping) else content) != after["input"]:
-        changed.append("the input")
-    for name in ("batch", "num_frames", "seed", "codec", "layout", "version", *(["per"] if after["per"] else [])):
-        if name in before and before[name] != after[name]:
-            changed.append(f"{name} ({before[name]} before)")
-    changed += ["the windows"] * bool(_differing(before.get("windows"), after["windows"]))
-    return changed + [f"the version of {name}" for name in _differing(before.get("versions"), after["versions"])]
-
-
-def _differing(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[str]:
-    """The keys with another value, or in one of two objects alone."""
-    one, other = before or {}, after or {}
-    return sorted(name for name in {*one, *other} if name not in one or name not in other or one[name] != other[name])

@@ -1,12 +1,11 @@
 """What the user asks for, and what comes of it.
 
-PreprocessRequest  the user's arguments, with `ReadOptions`: how the steps of the input are read
+PreprocessRequest  the user's arguments
 Preprocessed       the outcome; `DryRun` is that of a dry run
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +18,16 @@ from ..errors import UsageError
 from ..storage.amounts import MOST_RECORDS
 from ..storage.codecs import resolve_choice
 from .functions.checks import choice, key_list, positive, whole
+from .functions.traits import traits_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..storage.dataset import Dataset
-    from ..storage.schema import Schema
     from .layout import Shapes
 
+#: What the names of built-in functions begin with.
+BUILTIN = "rbdata:"
 Per = Literal["batch", "sample", "episode"]
 Given = str | Callable[..., Any]
 
@@ -38,36 +39,36 @@ def make_requests(
     *,
     keys: Literal["all", "common"] = "all",
     select: Callable[[Dataset], np.ndarray] | None = None,
+    num_frames: int | None = None,
     split: Mapping[str, float] | None = None,
     keep: str | Sequence[str] = (),
     drop: str | Sequence[str] = (),
-    trim: float | None = None,
     args: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[PreprocessRequest]:
     """Return the requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``.
 
     ``given`` is one dataset or several, which are read one after the other; ``select`` returns the numbers of the episodes to
-    read. ``trim`` and ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after
-    them. ``options`` are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
+    read, ``num_frames`` is the most steps of them. ``keep`` or ``drop`` is the built-in function ``select_keys``, after all
+    others. ``options`` are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
     """
-    functions, args = list(functions), dict(args or {})
-    if trim is not None:
-        functions, args["trim.threshold"] = ["rbdata:trim", *functions], trim
+    functions, args = [_as_text(one) for one in functions], dict(args or {})
     if keep and drop:
         raise UsageError("keep names the leaves that stay, and drop those that do not", hint="choose one of them")
     if keep or drop:
+        if "rbdata:select_keys" in functions:
+            raise UsageError("rbdata:select_keys is given twice", hint="as a function, or as an option")
         functions.append("rbdata:select_keys")
         option, key = ("keep", "keys") if keep else ("drop", "drop")
         args[f"select_keys.{key}"] = key_list(option, keep or drop)
-    for name in ("rbdata:trim", "rbdata:select_keys"):
-        if functions.count(name) > 1:
-            raise UsageError(f"{name} is given twice", hint="as a function, or as an option")
     functions, options["args"] = functions or ["rbdata:identity"], args
     inputs = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Sequence) else list(given)
     if not inputs:
         raise UsageError("there is no dataset to read")
-    if len(inputs) == 1 and select is None and split is None and isinstance(inputs[0], (str, os.PathLike)):
+    if num_frames is not None:
+        whole("num_frames", num_frames, low=1)
+    is_all = select is None and split is None
+    if len(inputs) == 1 and is_all and num_frames is None and isinstance(inputs[0], (str, os.PathLike)):
         # A single id stays an id: workers open the folder, and this process does not load torch.
         return [PreprocessRequest(os.fspath(inputs[0]), functions, dest, **options)]
     import numpy as np
@@ -78,8 +79,13 @@ def make_requests(
     root = options.get("root")
     opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
     dataset = opened[0] if len(opened) == 1 else concat(opened, keys)
-    if select is None and split is None:
-        return [PreprocessRequest(dataset.id, functions, dest, dataset=dataset, **options)]
+
+    def request(name: str, read: Dataset, **more: Any) -> PreprocessRequest:
+        read = read if num_frames is None or num_frames >= len(read) else read.select(steps=slice(num_frames))
+        return PreprocessRequest(dataset.id, functions, name, dataset=read, **options, **more)
+
+    if is_all:
+        return [request(dest, dataset)]
     chosen = np.arange(len(dataset.episodes)) if select is None else select(dataset)
     parts = {dest: chosen}
     if split is not None:
@@ -88,9 +94,14 @@ def make_requests(
     requests, starts = [], dataset.episodes.starts
     for name, numbers in parts.items():
         read = dataset.select(episodes=numbers)
-        options["origin"] = np.stack([numbers, starts[numbers] - read.episodes.starts])
-        requests.append(PreprocessRequest(dataset.id, functions, name, dataset=read, **options))
+        requests.append(request(name, read, origin=np.stack([numbers, starts[numbers] - read.episodes.starts])))
     return requests
+
+
+def _as_text(given: Given) -> Given:
+    """A built-in function by its name; any other as it is."""
+    traits = None if isinstance(given, str) else traits_of(given)
+    return given if traits is None else BUILTIN + traits.name
 
 
 _SPLIT = "for example train=0.9,val=0.1"
@@ -132,41 +143,6 @@ def _split(count: int, split: Any, seed: int) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class ReadOptions:
-    """The options of a sampler: ``frame_stack`` k, ``n_step`` n with ``gamma``, ``slice_len`` L (steps)."""
-
-    frame_stack: int | None = None
-    n_step: int | None = None
-    gamma: float = 0.99
-    slice_len: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("frame_stack", "n_step", "slice_len"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), low=1, high=MOST_RECORDS)
-        positive("gamma", self.gamma, high=1)
-
-    @property
-    def reads_neighbours(self) -> bool:
-        """Whether a step depends on other steps."""
-        return self.frame_stack is not None or self.n_step is not None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options that are set."""
-        unset = {"gamma"} if self.n_step is None else set[str]()
-        return {name: value for name, value in vars(self).items() if value is not None and name not in unset}
-
-    def step_bytes(self, schema: Schema) -> int:
-        """Return the approximate size of a step as functions get it, in bytes."""
-        total = 0
-        for leaf in schema:
-            top = leaf.name.removeprefix("next/").partition("/")[0]
-            is_stacked = leaf.kind == "state" or top in ("observation", "pixels")
-            total += leaf.row_bytes * len(leaf.names) * (self.frame_stack or 1 if is_stacked else 1)
-        return max(1, total)
-
-
-@dataclass(frozen=True)
 class PreprocessRequest:
     """What the user asks for.
 
@@ -176,7 +152,6 @@ class PreprocessRequest:
     - ``version``: what functions and arguments that are objects are, in the user's words. Without one their result is never
       complete already, and never continued.
     - ``per``: the input of one call: a ``batch`` of steps, one ``sample``, one ``episode``; None: as the functions need it.
-    - ``read_options``: frame stacks, n-step returns and slices. ``num_frames``: only the first steps are read.
     - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them and
       16,384 at most). It affects the result where a function draws random numbers or computes over the whole batch.
     - ``codec`` of observations that are stored once per state: ``auto`` compresses if that saves a third, and copies rows that
@@ -196,8 +171,6 @@ class PreprocessRequest:
     functions: Sequence[Given]
     dest: str
     per: Per | None = None
-    read_options: ReadOptions = field(default_factory=ReadOptions)
-    num_frames: int | None = None
     batch_size: int | None = None
     procs: int | None = None
     codec: str = "auto"
@@ -217,9 +190,10 @@ class PreprocessRequest:
     origin: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("num_frames", 1), ("batch_size", 1), ("procs", 0)):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), low=low, high=MOST_RECORDS if name == "batch_size" else math.inf)
+        if self.batch_size is not None:
+            whole("batch_size", self.batch_size, low=1, high=MOST_RECORDS)
+        if self.procs is not None:
+            whole("procs", self.procs)
         whole("seed", self.seed)
         if self.per is not None:
             choice("per", self.per, get_args(Per))
@@ -233,9 +207,8 @@ class PreprocessRequest:
 class DryRun:
     """What a dry run found out, of the steps that it made.
 
-    ``before``, ``after``: dtypes and shapes of the leaves; ``changed`` (None where functions get whole episodes): those of
-    other values. ``stored``: how each leaf is stored, such as ``state zstd``. ``steps_in``, ``steps_out``;
-    ``dropped``: episodes; ``nans``: NaN values by leaf that has none in the input. ``seconds``: the time it took, in one
+    ``before``, ``after``: dtypes and shapes of the leaves; ``changed``: those of other values. ``stored``: how each leaf is
+    stored, such as ``state zstd``. ``steps_in``, ``steps_out``; ``dropped``: episodes. ``seconds``: the time it took, in one
     process; ``estimated_seconds``: for all steps, with several processes.
     """
 
@@ -243,12 +216,11 @@ class DryRun:
     per: str
     before: Shapes
     after: Shapes
-    changed: Sequence[str] | None
+    changed: Sequence[str]
     stored: Mapping[str, str]
     steps_in: int
     steps_out: int
     dropped: int
-    nans: Mapping[str, int]
     seconds: float
     estimated_seconds: float
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from itertools import pairwise
 from math import gcd
 from typing import Any
@@ -31,20 +30,6 @@ from .layout import RESULT_FLAGS, REWARD, Shapes, observation_pairs
 
 Columns = dict[str, torch.Tensor]
 _BOOKKEEPING = {path: tuple(path.split("/")) for path in (REWARD, *RESULT_FLAGS)}
-
-
-@dataclass
-class ResultCounts:
-    """Counts over the results of a chunk, for the manifest.
-
-    ``nans``: NaN values by leaf that has none in the input. ``ended``: episodes whose last step was no longer done, and was
-    truncated. ``dropped``: episodes. ``returns``: whether an episode has another return now, or became several.
-    """
-
-    nans: Counter[str] = field(default_factory=Counter)
-    ended: int = 0
-    dropped: int = 0
-    returns: bool = False
 
 
 def bookkeeping_of(td: TensorDictBase) -> Columns:
@@ -138,12 +123,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def complete(
-    columns: Columns, before: Columns, name: str, where: str, ends: torch.Tensor, tally: ResultCounts
+    columns: Columns, before: Columns, name: str, where: str, ends: torch.Tensor, tally: Counter[str]
 ) -> Columns:
     """Return the columns with reward and flags in the form of TED, copied from the input where the function dropped them.
 
     ``before``: reward and flags of the input. ``ends`` (int64): the rows where an episode of the input ends, which must be
-    done. Raises SchemaError.
+    done; ``tally["ended"]`` counts those that were not. Raises SchemaError.
     """
     given, steps = len(before[REWARD]), len(next(iter(columns.values()), before[REWARD]))
     for path in _BOOKKEEPING:
@@ -173,7 +158,7 @@ def complete(
         raise _fault(name, what, where, "set ('next', 'terminated') or ('next', 'truncated') as well")
     open_ = ends[~either.view(-1)[ends]]
     if len(open_):
-        tally.ended += len(open_)
+        tally["ended"] += len(open_)
         truncated, either = truncated.clone(), either.clone()
         truncated[open_] = either[open_] = True
     columns["next/done"], columns["next/truncated"] = either, truncated

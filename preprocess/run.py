@@ -1,7 +1,7 @@
 """A preprocessing run: a reader of the steps of another dataset, for the one pipeline (`datasets.ingest.pipeline`).
 
     examine      the functions are found and their arguments checked, by a worker (`function`)
-    statistics   first passes over all data, for functions that need them; the partial statistics of pieces are merged in
+    statistics   first passes over all data, for functions that need them; the partial statistics of chunks are merged in
                  order, so that sums do not depend on the order in which workers finish
     try          the first result decides the leaves (`layout`); rows from all parts of the data decide codecs and dictionaries
     units        a unit for each chunk: its blocks are what the functions make of it
@@ -18,12 +18,11 @@ import operator
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -38,6 +37,7 @@ from ..datasets.ingest.block import Block
 from ..datasets.ingest.dictionary import store_dictionaries
 from ..datasets.ingest.estimate import estimate_expected
 from ..datasets.ingest.part import PartTask, parts_of
+from ..datasets.ingest.plan import bulk_of
 from ..datasets.ingest.reader import Reader
 from ..datasets.ingest.records import ConvertOptions, Expectation, count_notes
 from ..datasets.ingest.request import Listener, Request, find_existing
@@ -54,19 +54,17 @@ from ..storage.lock import when_free
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import FLAGS, Schema
 from ..storage.work import PART_RECORD, PARTS, Work, read_run
-from .chunks import Chunk, Episodes, choose_sizes, chunk_size, cut, cut_sections, split, view_episodes
+from .chunks import Chunk, choose_sizes, cut, split
 from .function import Chain, Job, describe, pickled, to_json
 from .layout import choose_codec, choose_schema, filled, shapes_of_schema, unchained_edges, unchained_error
-from .lineage import describe_changes, describe_input, leaf_changes, named_statistics, remaining_spaces, versions
+from .lineage import describe_input, leaf_changes, named_statistics, remaining_spaces, versions
 from .request import DryRun, Preprocessed, PreprocessRequest
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
 WORKER = f"{__package__}.worker"
 
-#: The number of sections from which built-in functions are worth processes that nobody asked for.
-LEAST_SECTIONS = 8
-#: Minimum number of pieces of a first pass, if the data have that many batches or episodes.
-LEAST_PIECES = 32
+#: The number of chunks from which built-in functions are worth processes that nobody asked for.
+LEAST_CHUNKS = 8
 #: Places that rows for a dictionary are taken from, and chunks that a dry run makes, at most.
 _SAMPLED, TRIED_CHUNKS = 16, 4
 
@@ -159,46 +157,43 @@ class FunctionReader(Reader):
     """
 
     source = "preprocess"
-    return_steps = 1 << 20
     engine: Engine
 
     def __init__(self, request: PreprocessRequest, place: DatasetPlace, listener: Listener) -> None:
         self.request, self.place, self.listener = request, place, listener
-        dataset, options = request.dataset, request.read_options
+        dataset = request.dataset
         if dataset is not None:
             self.path, self.input, self.folders = dataset.path, dataset.manifest, dataset.folders
-            table = dataset.episodes
+            self.episodes = dataset.episodes
         else:
             self.path = find(request.id, request.root)
             self.input = read_manifest(self.path)
             self.folders = ((self.path, self.input),)
-            table = open_episodes(self.path, self.input.episodes, self.input.steps)
+            self.episodes = open_episodes(self.path, self.input.episodes, self.input.steps)
         if place.path.resolve() in {path.resolve() for path, _ in self.folders}:
             message = f"{request.dest} is the input: it cannot be written at the same time"
             raise UsageError(message, hint="give another --dest")
         where = ", ".join(dict.fromkeys(str(path) for path, _ in self.folders)) or str(self.path)
         location: Any = SimpleNamespace(shown=where, url=where)
         super().__init__(self.input.id, location, ConvertOptions(request.codec, request.layout))
-        self.licence, self.citation = self.input.licence, self.input.citation
-        self.episodes: Episodes = view_episodes(table, request.num_frames, options.slice_len)
-        if not self.episodes.steps:
+        self.licence, self.citation, self.steps = self.input.licence, self.input.citation, self.input.steps
+        if not self.steps:
             raise UsageError(f"{self.input.id} has no steps: there is nothing to preprocess")
-        self.code = Path.cwd()
-        step_bytes = options.step_bytes(self.input.schema)
-        self.batch, self.section = choose_sizes(request.batch_size, step_bytes, self.episodes.steps)
-        self.records, self.is_text = describe(request.functions, request.args, self.code)
-        self.continues = self.is_text or request.version is not None
+        self.code, self.starts = Path.cwd(), np.append(self.episodes.starts, self.steps)
+        self.records, is_text = describe(request.functions, request.args, self.code)
+        self.runs_own_code = not is_text or any("files" in record for record in self.records)
+        step_bytes = max(1, sum(leaf.row_bytes * len(leaf.names) for leaf in self.input.schema))
+        self.batch, self.size = choose_sizes(request.batch_size, step_bytes, self.steps, self.runs_own_code)
+        self.continues = is_text or request.version is not None
         self.identified = {
-            "preprocess": 4,
+            "preprocess": 5,
             "id": place.id,
             "input": self.input.content,
             "functions": self.records,
             "args": to_json(request.args),
             "batch": self.batch,
-            "section": self.section,
-            "windows": options.to_json(),
             "versions": versions(),
-            **{name: getattr(request, name) for name in ("version", "per", "num_frames", "seed", "codec", "layout")},
+            **{name: getattr(request, name) for name in ("version", "per", "seed", "codec", "layout")},
         }
         digest = hashlib.sha256(json.dumps(self.identified, sort_keys=True).encode()).hexdigest()
         self.fingerprint = digest if self.continues else uuid.uuid4().hex
@@ -206,22 +201,12 @@ class FunctionReader(Reader):
     @cached_property
     def procs(self) -> int | None:
         """The number of worker processes; 0 is this process: for a debugger, and where built-in functions have little to do."""
-        request, steps = self.request, self.episodes.steps
+        request, chunks = self.request, -(-self.steps // self.size)
         if request.engine != "local":
             return settings.procs(request.procs)
-        is_little = not self._runs_own_code and steps < LEAST_SECTIONS * self.section
-        if is_little and settings.procs(request.procs) is None:
+        if not self.runs_own_code and chunks < LEAST_CHUNKS and settings.procs(request.procs) is None:
             return 0
-        return usual_procs(-(-steps // self._chunk_size()), request.procs)
-
-    @property
-    def _runs_own_code(self) -> bool:
-        return not self.is_text or any("files" in record for record in self.records)
-
-    def _chunk_size(self, whole: bool = False) -> int:
-        """Steps of a chunk. Built-in functions are too fast for more chunks than sections."""
-        size = chunk_size(self.episodes.steps, self.batch, self.section, whole)
-        return size if self._runs_own_code else self.section
+        return usual_procs(chunks, request.procs)
 
     # -- the same request, and another one ---------------------------------------------------------------------------------
 
@@ -248,14 +233,19 @@ class FunctionReader(Reader):
             )
             hint = "replace it with force=True; give the function as text ('file.py:name'), or state version='...'"
             raise DatasetExistsError(message, hint=hint)
-        before = {**(existing.source.get("options") or {}), **lineage} if lineage else {}
+        functions = [
+            {key: value for key, value in one.items() if key != "args"} for one in lineage.get("functions") or ()
+        ]
+        content = (lineage.get("input") or {}).get("content")
+        before = {**(existing.source.get("options") or {}), **lineage, "functions": functions, "input": content}
         message = f"{self.place.id} exists already and was made with another request{self.differs(before)}"
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
 
     def differs(self, before: Mapping[str, Any]) -> str:
-        """In what the request of a run (its identity, or the lineage of its result) differs from this one, in brackets."""
-        changed = describe_changes(before, self.identified) if before else []
-        return f" (differs in {', '.join(changed)})" if changed else ""
+        """What is not the same in the request of another run (its identity, or the lineage of its result), in brackets."""
+        now = self.identified
+        names = [name for name in now if name in before and now[name] is not None and before[name] != now[name]]
+        return f" (differs in {', '.join(names)})" if names else ""
 
     # -- what is decided before the units ------------------------------------------------------------------------------------
 
@@ -265,9 +255,9 @@ class FunctionReader(Reader):
         self.decide(work)
 
     def decide(self, work: Work | None) -> None:
-        """The sections and chunks of the functions, their statistics, and from a trial the leaves."""
+        """The chunks for the functions, their statistics, and from a trial the leaves."""
         self.listener.on_stage("trying the functions on the first steps")
-        self.job = Job(self.request, self.path, self.input.content, self.batch, self.code, self.records, {})
+        self.job = Job(self.request, self.path, self.input.content, self.batch, self.code, {})
         ((_, found),) = self._ask("examine", [Chunk(0, 0, 1, 0, 1)])
         chain: Chain = found["chain"]
         needing = [name for name, fits in zip(chain.names, chain.fits) if fits]
@@ -276,10 +266,8 @@ class FunctionReader(Reader):
                 f"{', '.join(needing)} computes statistics over all data, and each part of a split would get its own"
             )
             raise UsageError(message, hint="leave the split out, and split what comes of that")
-        whole = chain.per == "episode"
-        self.chain, self.whole = chain, whole
-        self.sections = cut(self.episodes, self.section, whole)
-        self.chunks = cut_sections(self.sections, self.episodes, self._chunk_size(whole), whole)
+        self.chain, self.whole = chain, chain.per == "episode"
+        self.chunks = cut(self.starts, self.size, self.whole)
         if needing:
             self._collect_statistics(work)
         self.probe = self._try_functions()
@@ -296,13 +284,9 @@ class FunctionReader(Reader):
     def _collect_statistics(self, work: Work | None) -> None:
         """The statistics of every function that needs them; each pass gets the results of the functions before it."""
         known: dict[str, Any] = dict((work and work.remembered("statistics")) or {})
-        pieces = self.sections
+        pieces = self.chunks
         if work is None:  # those of the first batch, or of as many episodes, are good enough for an estimate
-            pieces = split(pieces[0], self.episodes, self.batch, self.whole)[:1]
-        elif len(pieces) < LEAST_PIECES:
-            steps = -(-self.episodes.steps // LEAST_PIECES)
-            size = steps if self.whole else self.batch * -(-steps // self.batch)
-            pieces = cut_sections(self.sections, self.episodes, size, self.whole)
+            pieces = split(pieces[0], self.starts, self.batch, self.whole)[:1]
         for number, fits in enumerate(self.chain.fits):
             self.job = replace(self.job, statistics=known)
             if not fits or str(number) in known:
@@ -324,8 +308,8 @@ class FunctionReader(Reader):
 
     def _try_functions(self) -> dict[str, Any]:
         """The result of the first batch, or of the first episodes that are not dropped (`worker.try_functions`)."""
-        for section in self.sections:
-            ((_, probe),) = self._ask("try_functions", [section])
+        for chunk in self.chunks:
+            ((_, probe),) = self._ask("try_functions", [chunk])
             if probe:
                 return probe
         raise self._nothing_left()
@@ -362,7 +346,7 @@ class FunctionReader(Reader):
                 size += row_bytes
         #: The approximate disk space of a step in bytes.
         self.step_bytes, self.schema = size, choose(codecs=codecs)
-        self.bulk = tuple(leaf.name for leaf in filled(self.schema))
+        self.bulk = bulk_of(self.schema)
         ignored = self.chain.ignoring == len(self.chain.names)
         self.undecoded = self.copied if ignored else frozenset[str]()
 
@@ -379,13 +363,7 @@ class FunctionReader(Reader):
     def _sample_results(self, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         """Rows of results from all parts of the data, uint8 ``[n, row_bytes]`` by leaf."""
         self.listener.on_stage("sampling results")
-        places = np.linspace(0, len(self.sections) - 1, min(len(self.sections), _SAMPLED)).astype(int)
-        sampled = [self.sections[place] for place in sorted(set(places.tolist()))]
-        if len(self.sections) < _SAMPLED and not self.whole:
-            each = -(-_SAMPLED // len(sampled))  # small datasets give equally many rows
-            edges = [np.linspace(one.start, one.stop, min(each, one.rows) + 1).astype(int).tolist() for one in sampled]
-            spans = [span for marks in edges for span in pairwise(marks)]
-            sampled = [Chunk(number, *span, 0, 0) for number, span in enumerate(spans)]
+        sampled = cut(self.starts, -(-self.steps // _SAMPLED), self.whole)
         found = dict(self._ask("sample_results", sampled, names=names))
         rows = [found[index] for index in sorted(found) if found[index]]
         return {name: np.concatenate([one[name] for one in rows]) for name in names} if rows else {}
@@ -410,7 +388,7 @@ class FunctionReader(Reader):
     def expect(self) -> Expectation:
         # Functions are assumed to make no more steps of other episodes than of the first one.
         ratio = max(1.0, self.probe["steps_out"] / self.probe["steps_in"])
-        return self.expected(ratio * self.episodes.steps, self.step_bytes * ratio * self.episodes.steps)
+        return self.expected(ratio * self.steps, self.step_bytes * ratio * self.steps)
 
     def expected(self, steps: float, disk_bytes: float) -> Expectation:
         """That so many steps will be made, which take so many bytes."""
@@ -420,36 +398,18 @@ class FunctionReader(Reader):
         for path, manifest in self.folders:  # copied bytes get new checksums: they must be intact
             check_leaves(path, manifest, self.undecoded)
 
-    def checksum_range(self, unit: int, range: int) -> int:
-        return self.chunks[unit].section
-
     # -- what the manifest says ----------------------------------------------------------------------------------------------
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         if not episodes.steps:
             raise self._nothing_left()
-        about, reading = [part.about for part in parts], self.request.read_options
+        about = [part.about for part in parts]
         made = _total(about)
         self._unchained = sorted(made["unchained"] | self._broken_edges(about))
-        # Slices have returns of their own.
-        other_returns = any(one["returns"] for one in about) or reading.n_step or reading.slice_len
-        self._changed = made["changed"] | ({"next/reward"} if other_returns else set())
-        counts = {
-            "input_steps": self.episodes.steps,
-            "dropped_episodes": made["dropped"],
-            "ended_episodes": made["ended"],
-            "nans": dict(made["nans"]),
-        }
-        self._parts = []
-        for section, found in groupby(parts, lambda part: self.chunks[part.unit].section):
-            some = _total([part.about for part in found])
-            states = some["steps"] + some["episodes"]
-            self._parts.append({"name": self.sections[section].label, "states": states, "rows": some["steps"]})
-        firsts = np.cumsum([0, *(one["steps"] for one in about)])
-        midway = [np.array(one["midway"], np.int64) + first for one, first in zip(about, firsts)]
-        begins = np.isin(episodes.starts, np.concatenate(midway))
-        spaces = {} if self.whole else remaining_spaces(self.input, self._shapes, self._changed)
-        return Facts(counts, self._notes(counts), spaces=spaces, midway=begins)
+        # Where episodes end elsewhere, their returns are others.
+        self._changed = made["changed"] | ({"next/reward"} if "next/done" in made["changed"] else set())
+        counts = {"input_steps": self.steps, "dropped_episodes": made["dropped"], "ended_episodes": made["ended"]}
+        return Facts(counts, self._notes(counts), spaces=remaining_spaces(self.input, self._shapes, self._changed))
 
     def _broken_edges(self, about: Sequence[Mapping[str, Any]]) -> set[str]:
         """The observations whose successor before the end of a chunk is not the first one after it. Raises SchemaError for
@@ -474,24 +434,20 @@ class FunctionReader(Reader):
         if self._unchained:
             names = ", ".join(self._unchained)
             notes.append(f"the successor of {names} is not that of the following step: slices and stacks make no sense")
-        if counts["nans"]:
-            by_leaf = ", ".join(f"{number:,} in {name}" for name, number in sorted(counts["nans"].items()))
-            notes.append(f"NaN values that were not in the input: {by_leaf}")
         return notes
 
     def manifest(self, dataset_id: str, facts: Facts, episodes: EpisodeTable, url: str) -> Manifest:
         made, request = super().manifest(dataset_id, facts, episodes, url), self.request
         options = {"codec": request.codec, "layout": request.layout}
-        made.source, made.parts = {"name": self.source, "options": options, "objects": []}, self._parts
+        made.source = {"name": self.source, "options": options, "objects": []}
         made.provenance["engine"] = self.engine.name
-        chain, count, identified = self.chain, len(self.chain.names), self.identified
-        kept = ("args", "version", "batch", "windows", "num_frames", "seed", "versions")
+        chain, identified = self.chain, self.identified
         made.lineage = {
             "input": describe_input(self.input),
             "functions": [{**record, "args": args} for record, args in zip(self.records, chain.args)],
-            **({"arguments": self.records[count:]} if self.records[count:] else {}),
             "per": chain.per,
-            **{key: identified[key] for key in kept if key != "version" or identified[key] is not None},
+            **{key: identified[key] for key in ("args", "batch", "seed", "versions")},
+            **({"version": request.version} if request.version is not None else {}),
             "statistics": named_statistics(chain.labels, self.job.statistics),
             "leaves": leaf_changes(shapes_of_schema(self.input.schema), self._shapes, self._changed),
             "unchained": self._unchained,
@@ -504,7 +460,7 @@ def _total(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What some chunks say of themselves (`worker.blocks`), as one."""
     numbers = {name: sum(one[name] for one in about) for name in ("steps", "episodes", "dropped", "ended", "seconds")}
     names = {key: {name for one in about for name in one[key]} for key in ("changed", "unchained")}
-    return {**numbers, **names, "nans": sum((Counter(one["nans"]) for one in about), Counter[str]())}
+    return {**numbers, **names}
 
 
 # -- dry run ---------------------------------------------------------------------------------------------------------------
@@ -525,7 +481,7 @@ def _dry_run(reader: FunctionReader) -> Preprocessed:
         made = _total([part.about for unit in units for part in parts_of(scratch, unit)])
         written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != PART_RECORD)
     steps_in = sum(unit.rows for unit in units)
-    share = steps_in / reader.episodes.steps
+    share = steps_in / reader.steps
     expected = reader.expected(made["steps"] / share, written / share)
     estimate = estimate_expected(reader, reader.place, expected, len(reader.chunks))
     reader.listener.on_estimate(estimate)
@@ -535,12 +491,11 @@ def _dry_run(reader: FunctionReader) -> Preprocessed:
         chain.per,
         before=shapes_of_schema(reader.input.schema),
         after=reader._shapes | dict.fromkeys(FLAGS, ("bool", (1,))),
-        changed=None if reader.whole else sorted(made["changed"]),
+        changed=sorted(made["changed"]),
         stored=stored | {"next/" + leaf.name: f"rows of {leaf.name}" for leaf in schema.states},
         steps_in=steps_in,
         steps_out=made["steps"],
         dropped=made["dropped"],
-        nans=dict(made["nans"]),
         seconds=made["seconds"],
         estimated_seconds=made["seconds"] / share * (1 + sum(chain.fits)) / engine.parallel,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..datasets.ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, CopiedRows, Rows
+from ..datasets.ingest.block import END_CUT, END_MIDWAY, END_TERMINATED, END_TRUNCATED, Block, CopiedRows, Rows
 from ..errors import FunctionError
 from ..storage.codecs import codec_of
 from ..storage.schema import Schema
@@ -27,7 +27,6 @@ from .function import Job, unpickled
 from .layout import RESULT_FLAGS, Shapes, filled, observation_pairs, shapes_of_schema, unchained_edges, unchained_error
 from .result import (
     Columns,
-    ResultCounts,
     as_bytes,
     check_same,
     digest,
@@ -37,9 +36,6 @@ from .result import (
     shapes_of,
 )
 
-#: All chunks are one section: nothing of the result depends on where one ends.
-_PLACE = (0,)
-
 
 def blocks(
     job: Job | bytes, chunk: Chunk, schema: Schema, copyable: frozenset[str], undecoded: frozenset[str]
@@ -47,27 +43,25 @@ def blocks(
     """The results of a chunk, a block a batch, and last a record of them. Unchanged rows of the leaves ``copyable`` are copied;
     functions do not get those in ``undecoded``.
 
-    The record holds ``steps``, ``episodes`` that end in the chunk, ``midway`` (rows with which an episode begins whose
-    beginning is missing), those of `Successors` and `ResultCounts`, ``changed`` (leaves whose values are not those of the
-    input, unless functions get whole episodes), and ``seconds``. Raises SchemaError for results unlike the first one, and for
-    successors of a state leaf that are not the observation of the following step.
+    The record holds ``steps``, ``episodes`` that end in the chunk, those of `Successors` and ``Applier.tally``, ``changed``
+    (leaves whose values are not those of the same steps of the input), and ``seconds``. Raises SchemaError for results unlike
+    the first one, and for successors of a state leaf that are not the observation of the following step.
     """
     with opened(job) as applier:
-        began, whole, names = time.perf_counter(), applier.whole, applier.chain.names
-        applier.tally = ResultCounts()
+        began, names = time.perf_counter(), applier.chain.names
+        applier.tally.clear()
         expected = shapes_of_schema(Schema(tuple(filled(schema))))
         kept = {path for leaf in applier.dataset.schema for path in leaf.names if path in expected}
         compared = {path for name in copyable for path in (name, "next/" + name)}
         expected = {path: form for path, form in expected.items() if path.removeprefix("next/") not in undecoded}
-        unchanged = set() if whole else set(kept)
+        unchanged = set(kept)
         successors = Successors(names, schema)
         done = steps = episodes = 0
-        midway: list[int] = []
         for span in applier.split(chunk):
             batch = applier.apply(span, undecoded)
             done += span.rows
             if not batch.columns:
-                yield Block({}, place=_PLACE, done=done)
+                yield Block({}, done=done)
                 continue
             check_same(batch.columns, expected, names[-1], batch.where)
             same = set() if batch.source is None else batch.source.unchanged(batch.columns, unchanged | compared)
@@ -75,13 +69,17 @@ def blocks(
             copied = {name for name in copyable if {name, "next/" + name} <= same}
             ends = batch.columns["next/done"].view(-1)
             successors.check(batch.columns, copied, ends, batch.where)
-            midway += (batch.midway.nonzero().view(-1) + steps).tolist()
             steps, episodes = steps + len(ends), episodes + int(ends.sum())
-            yield Block(_rows(batch, schema, copied, ends), _bits(batch), place=_PLACE, done=done)
-        record = {"steps": steps, "episodes": episodes, "midway": midway, **successors.record, **vars(applier.tally)}
-        record["changed"] = [] if whole else sorted(kept - unchanged)
-        record["seconds"] = round(time.perf_counter() - began, 6)
-        yield Block({}, place=_PLACE, done=done, record=record)
+            yield Block(_rows(batch, schema, copied, ends), _bits(batch), done=done)
+        tally = {name: applier.tally[name] for name in ("dropped", "ended")}
+        record = {
+            "steps": steps,
+            "episodes": episodes,
+            "changed": sorted(kept - unchanged),
+            **successors.record,
+            **tally,
+        }
+        yield Block({}, done=done, record={**record, "seconds": round(time.perf_counter() - began, 6)})
 
 
 def _rows(batch: ResultBatch, schema: Schema, copied: Collection[str], ends: torch.Tensor) -> dict[str, Rows]:
@@ -103,7 +101,7 @@ def _rows(batch: ResultBatch, schema: Schema, copied: Collection[str], ends: tor
 def _bits(batch: ResultBatch) -> np.ndarray:
     terminated, truncated = (batch.columns[f"next/{name}"].view(-1).numpy() for name in ("terminated", "truncated"))
     ends = np.where(batch.cut.numpy(), END_CUT, END_TRUNCATED) * truncated
-    bits: np.ndarray = (ends + END_TERMINATED * terminated).astype(np.uint8)
+    bits: np.ndarray = (ends + END_TERMINATED * terminated + END_MIDWAY * batch.midway.numpy()).astype(np.uint8)
     return bits
 
 
@@ -177,7 +175,7 @@ def opened(job: Job | bytes) -> Iterator[Applier]:
     try:
         with torch.no_grad():
             yield applier
-        applier.view.release()
+        applier.release()
     finally:
         torch.set_num_threads(threads)
 
@@ -187,13 +185,13 @@ def close() -> None:
     _kept.clear()
 
 
-def examine(applier: Applier, section: Chunk) -> dict[str, Any]:
+def examine(applier: Applier, chunk: Chunk) -> dict[str, Any]:
     """Return what the functions are, with their arguments checked."""
     return {"chain": applier.chain}
 
 
-def try_functions(applier: Applier, section: Chunk) -> dict[str, Any]:
-    """Apply the functions to the first batch of a section, or to its first episodes; write nothing. Those of users are called
+def try_functions(applier: Applier, chunk: Chunk) -> dict[str, Any]:
+    """Apply the functions to the first batch of a chunk, or to its first episodes; write nothing. Those of users are called
     twice: they must return the same again, bit by bit.
 
     Episodes are tried until one is kept that has two steps, so that its successors can be compared, at most
@@ -207,7 +205,7 @@ def try_functions(applier: Applier, section: Chunk) -> dict[str, Any]:
     unchained: dict[str, int] = {}
     unchanged: list[str] = []
     kept = steps_in = steps_out = 0
-    for span in split(section, applier.view.episodes, 1 if whole else applier.batch, whole):
+    for span in split(chunk, applier.starts, 1 if whole else applier.batch, whole):
         batch = applier.apply(span)
         columns, steps_in = batch.columns, steps_in + span.rows
         if columns:
@@ -253,7 +251,7 @@ def sample_results(applier: Applier, chunk: Chunk, names: tuple[str, ...]) -> di
         columns = applier.apply_to_steps(_spread(chunk.start, chunk.stop))
     else:  # the first few episodes, none where all of them are dropped
         last = min(chunk.first + _EPISODES_PER_SAMPLE, chunk.last)
-        few = Chunk(chunk.index, chunk.start, int(applier.view.episodes.starts[last]), chunk.first, last)
+        few = Chunk(chunk.index, chunk.start, int(applier.starts[last]), chunk.first, last)
         for span in applier.split(few):
             columns = columns or applier.apply(span).columns
         if columns:

@@ -295,7 +295,7 @@ CHAINS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "resized": ("frames", "rbdata:resize_frames", {"args": {"height": 20, "width": 20}}),
     "resized raw": ("frames", "rbdata:resize_frames", {"args": {"height": 36, "width": 36}, "codec": "raw"}),
     "copied rows": ("frames", "rbdata:clip_rewards", {}),
-    "windows": ("frames", "rbdata:scale_rewards", {"args": {"scale": 2}, "slice_len": 4, "layout": "ted"}),
+    "first steps": ("frames", "rbdata:scale_rewards", {"args": {"scale": 2}, "num_frames": 20, "layout": "ted"}),
 }
 
 

@@ -151,11 +151,9 @@ def _check_episode(td: TensorDictBase, name: str) -> None:
 
 
 def traits_of(function: Callable[..., Any]) -> Traits | None:
-    """Return the traits of a built-in function, or of a partial of one; None for any other.
+    """Return the traits of a built-in function; None for any other.
 
     A user's function that wraps a built-in one (`functools.wraps`) has its attribute, but does something else.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
     traits = getattr(function, "traits", None)
     return traits if isinstance(traits, Traits) and traits.checked is function else None

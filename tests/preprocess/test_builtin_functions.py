@@ -144,7 +144,6 @@ def test_frames_grey_small_and_float(tmp_path):
         ("rbdata:resize_frames", {"height": 8}, "needs width"),
         ("rbdata:resize_frames", {"height": "8", "width": 8}, "height must be a whole number, and is '8'"),
         ("rbdata:filter_episodes", {}, "needs a condition"),
-        ("rbdata:relabel_rewards", {"fn": "nothing_here:fn"}, "nothing_here"),
         (["rbdata:to_float", "rbdata:grayscale"], {}, "no observation holds colour frames"),
     ],
 )

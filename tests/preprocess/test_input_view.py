@@ -1,4 +1,4 @@
-"""Steps as functions get them: windows as a sampler's, slices, first steps, ends."""
+"""Steps as functions get them: first steps, ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 
 import numpy as np
 import pytest
-import rbdata
 import torch
 from preprocess_tools import check_files, double_rewards, make_input, plain, run
 from rbdata.errors import DamagedDatasetError
@@ -14,19 +13,10 @@ from rbdata.preprocess.request import Listener, PreprocessRequest
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT
-from rbdata.storage.integrity import verify
 from ted_rules import check_invariants
 
 
-def sampled(root, source, **options):
-    """What a sampler gives for every step, in order."""
-    size = len(Dataset(root / source))
-    buffer = rbdata.load(source, root=root, replacement=False, shuffle=False, batch_size=size, **options)
-    return next(iter(buffer))
-
-
-@pytest.mark.parametrize("procs", [0, 2])
-def test_an_input_that_is_replaced(tmp_path, procs):
+def test_an_input_that_is_replaced(tmp_path):
     """What is read of it must be what the manifest said at the beginning."""
     make_input(tmp_path, "zstd")
     other = make_input(tmp_path, "zstd", id="my/other", seed=1)
@@ -35,81 +25,14 @@ def test_an_input_that_is_replaced(tmp_path, procs):
         (tmp_path / "my/input").rename(tmp_path / "my/old")
         shutil.copytree(other, tmp_path / "my/input")
 
-    request = PreprocessRequest("my/input", ["rbdata:clip_rewards"], "my/output", root=tmp_path, procs=procs)
+    request = PreprocessRequest("my/input", ["rbdata:clip_rewards"], "my/output", root=tmp_path, procs=0)
     with pytest.raises(DamagedDatasetError, match="my/input/observation/blob: has"):
         preprocess(request, Listener(on_estimate=replace))
     assert not (tmp_path / "my/output").exists()
 
 
-class TestWindows:
-    @pytest.mark.parametrize(
-        ("layout", "windows", "per"),
-        [
-            ("zstd", {"frame_stack": 3}, "batch"),
-            ("flat", {"n_step": 4, "gamma": 0.9}, "episode"),
-            ("zstd", {"frame_stack": 2, "n_step": 3, "gamma": 0.5}, "episode"),
-            ("flat", {"frame_stack": 2, "n_step": 3, "gamma": 0.5}, "batch"),
-        ],
-    )
-    def test_as_a_sampler_gives_them(self, inputs, layout, windows, per):
-        from rbdata.preprocess.request import ReadOptions
-
-        dataset = run(
-            inputs,
-            lambda td: td,
-            source=f"my/{layout}",
-            dest="my/windowed",
-            read_options=ReadOptions(**windows),
-            per=per,
-            batch_size=13,
-            force=True,
-        )
-        expected = sampled(inputs, f"my/{layout}", **windows).exclude("index", "done", "terminated", "truncated")
-        found = dataset.to_tensordict()
-        for key, value in expected.items(True, True):
-            if key[-1] not in ("done", "truncated"):  # ended where the episode does, as TED wants it
-                assert torch.equal(found[key], value), key
-        assert bool((found["next", "done"] | ~expected["next", "done"]).all())
-        assert verify(dataset.path).ok
-        if "n_step" in windows:
-            assert dataset.manifest.lineage["unchained"] == ["observation"]
-        elif layout == "zstd":
-            assert dataset.schema["observation"].kind == "state"
-
-    @pytest.mark.parametrize(("layout", "length"), [("flat", 1), ("zstd", 4), ("flat", 100)])
-    def test_slices(self, inputs, layout, length):
-        from rbdata.preprocess.request import ReadOptions
-
-        seen = []
-
-        def fn(td):
-            seen.append(len(td))
-            assert bool(td["next", "done"][-1])
-            return td
-
-        dataset = run(
-            inputs,
-            fn,
-            source=f"my/{layout}",
-            dest="my/sliced",
-            read_options=ReadOptions(slice_len=length),
-            per="episode",
-            procs=0,
-            force=True,
-        )
-        source = Dataset(inputs / "my" / layout)
-        expected = [
-            min(length, whole - low) for whole in source.episodes.lengths.tolist() for low in range(0, whole, length)
-        ]
-        assert dataset.episodes.lengths.tolist() == expected
-        assert torch.equal(dataset["observation"], source["observation"])
-        assert torch.equal(dataset["next/observation"], source["next/observation"])
-        assert torch.equal(dataset["next/terminated"], source["next/terminated"])
-        assert check_invariants(dataset.path, dataset.manifest) == []
-
-    @pytest.mark.parametrize(
-        ("per", "number"), [("batch", 1), ("sample", 30), ("episode", 30), ("batch", 30), ("episode", 10_000)]
-    )
+class TestEpisodes:
+    @pytest.mark.parametrize(("per", "number"), [("batch", 1), ("sample", 30), ("episode", 30), ("episode", 10_000)])
     def test_first_steps_only(self, inputs, per, number):
         dataset = run(inputs, double_rewards, source="my/flat", dest="my/first", num_frames=number, per=per, force=True)
         source = Dataset(inputs / "my" / "flat")

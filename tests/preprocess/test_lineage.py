@@ -6,7 +6,6 @@ import json
 
 from preprocess_tools import make_input, run
 from rbdata.cli import run as command
-from rbdata.preprocess.request import ReadOptions
 from rbdata.storage.manifest import read_manifest
 
 
@@ -34,7 +33,6 @@ class TestLineage:
         assert json.loads(capsys.readouterr().out)["lineage"] == lineage
 
     def test_a_leaf_that_changes_in_a_later_batch(self, tmp_path):
-        """It was judged by the first batch; of stacks, by the stacks that the function got."""
         make_input(tmp_path)
 
         def late(td, step):
@@ -43,10 +41,23 @@ class TestLineage:
 
         changed = run(tmp_path, late, batch_size=16).manifest.lineage["leaves"]["changed"]
         assert changed == ["action"]
-        options = {"read_options": ReadOptions(frame_stack=2, n_step=2), "dest": "my/windows"}
-        leaves = run(tmp_path, lambda td: td, **options).manifest.lineage["leaves"]
-        assert {"observation", "next/observation", "next/reward"} <= set(leaves["changed"])
-        assert "steps_to_next_obs" in leaves["added"]
+
+    def test_leaves_of_episodes(self, tmp_path):
+        """Of those that keep their steps, by the values; of others all."""
+        make_input(tmp_path)
+
+        def changes(fn):
+            made = run(tmp_path, fn, dest="my/made", per="episode", force=True)
+            return set(made.manifest.lineage["leaves"]["changed"])
+
+        def ended(td):
+            td["next", "truncated"][0] = True
+            return td
+
+        assert changes("rbdata:returns_to_go") == set()
+        assert changes(lambda td: td if len(td) > 5 else None) == set()
+        assert changes(ended) == {"next/done", "next/truncated", "next/reward"}  # their returns are others
+        assert {"observation", "next/reward"} < changes(lambda td: td[len(td) // 2 :])
 
     def test_the_same_data_have_the_same_content(self, tmp_path):
         ids = [read_manifest(make_input(tmp_path / name)).content for name in ("one", "two")]

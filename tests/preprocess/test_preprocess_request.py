@@ -85,9 +85,6 @@ class TestOptions:
     def test_make_no_sense(self, shared, options):
         fails(shared, double_rewards, UsageError, **options)
 
-    def test_no_function(self, shared):
-        fails(shared, [], UsageError, "no function")
-
     def test_what_functions_need(self, shared):
         for per in ("batch", "sample"):
             fails(shared, "rbdata:returns_to_go", UsageError, "needs whole episodes", per=per)

@@ -52,7 +52,7 @@ class TestStopped:
     def test_between_chunks(self, tmp_path, fn):
         """Stopped after each of its chunks in turn, and gone on with."""
         options = {"batch_size": 7, "procs": 0}
-        calm = run(tmp_path, fn, dest="my/calm", **options)
+        run(tmp_path, fn, dest="my/calm", **options)
 
         class Stop(Exception):
             pass
@@ -72,7 +72,7 @@ class TestStopped:
                 assert partial.state == "partial"
                 assert partial.done == pytest.approx(stops / seen[0].parts)
         assert {estimate.parts for estimate in seen} == {stops}
-        assert stops >= len(calm.manifest.parts) > 3
+        assert stops > 3
         assert outcome.action == "written"
         assert dest_files(tmp_path, "stopped") == dest_files(tmp_path, "calm")
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from rbdata.preprocess.request import PreprocessRequest
+from rbdata.preprocess.request import make_requests
 from rbdata.preprocess.run import preprocess
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.manifest import read_manifest
@@ -49,8 +49,8 @@ def run(root: Path, functions: Any, dest: str = "my/output", source: Any = "my/i
     options.setdefault("procs", 0)
     engine = options.pop("open_engine", None)
     given = functions if isinstance(functions, list) else [functions]
-    outcome = preprocess(PreprocessRequest(str(source), given, dest, root=root, **options), engine=engine)
-    return Dataset(outcome.path)
+    (request,) = make_requests(source, given, dest, root=root, **options)
+    return Dataset(preprocess(request, engine=engine).path)
 
 
 def fails(
