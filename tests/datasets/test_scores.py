@@ -100,12 +100,9 @@ OTHER_RETURNS = {
     "shorter episodes": (without_the_first_step, {"per": "episode"}),
     "n_step": ("rbdata:n_step", {"args": {"n": 3}}),
     "success": ("rbdata:relabel_rewards", {"args": {"rule": "success"}}),
-    "slices": ((), {"slice_len": 4}),
 }
 SAME_RETURNS = {
     "fewer episodes": ("rbdata:filter_episodes", {"args": {"min_length": 5}}),
-    "frame skip": ("rbdata:subsample", {"args": {"every": 2}}),
-    "even": ("rbdata:relabel_rewards", {"args": {"rule": "even"}}),
     "the first steps": ((), {"num_frames": 100}),
 }
 
