@@ -16,7 +16,7 @@ import copy
 import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -305,19 +305,15 @@ class _Run:
                 left = sorted(left, key=lambda unit: -unit.rows)
             self._do(plan, [self._task(unit, threads) for unit in left], workers)
 
-    @contextmanager
-    def _workers(self, count: int, reading: Engine) -> Iterator[Engine]:
-        """An engine that was given, the one that reads whole files, this process, or ``count`` new ones."""
+    def _workers(self, count: int, reading: Engine) -> AbstractContextManager[Engine]:
+        """An engine that was given and goes on to the next dataset, the one that reads whole files, this process, or ``count``
+        processes."""
         reader, given = self.reader, self.request.engine
         if given is None and reader.native_libraries:
             given = reading
         if reader.here or (given is None and count <= 1 and not reader.in_worker):
             given = Engine()
-        if given is not None:
-            yield given  # it goes on to the next dataset
-            return
-        with open_local(count, _modules(reader)) as engine:
-            yield engine
+        return nullcontext(given) if given is not None else open_local(count, _modules(reader))
 
     def _do(self, plan: Plan, tasks: Sequence[PartTask], engine: Engine) -> None:
         for index, record in engine.run(operator.call, tasks, self.listener.on_progress):

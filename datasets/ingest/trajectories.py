@@ -32,7 +32,7 @@ import numpy as np
 
 from ...errors import CorruptSourceError
 from ...storage.codecs import resolve_choice
-from ...storage.episodes import CUT, TERMINATED, TRUNCATED, EpisodeTable
+from ...storage.episodes import CUT, TERMINATED, TRUNCATED
 from ...storage.schema import LARGE_ROW, Leaf, Schema, ted_flags
 from .block import END_CUT, END_TERMINATED, END_TRUNCATED
 from .spaces import LossyCastError, cast
@@ -164,16 +164,6 @@ class TransitionRows:
         pairs = np.stack([kept, final], 1)
         used = np.stack([np.ones(len(kept), bool), self.last[low:high][kept]], 1)
         return pairs[used]
-
-    def episodes(self, rewards: np.ndarray) -> EpisodeTable:
-        """The table of the episodes; ``rewards`` are those of the steps, float32 ``[steps]``."""
-        kept = self.keep if not self.keep.all() else slice(None)
-        ends = np.flatnonzero(self.last[kept])
-        start = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-        outcome = np.where(self.by_clock[kept][ends], TRUNCATED, CUT)
-        outcome[self.terminated[kept][ends]] = TERMINATED
-        returns = np.add.reduceat(rewards, start, dtype=np.float64) if len(ends) else np.zeros(0)
-        return EpisodeTable(start, ends + 1 - start, returns, outcome.astype(np.uint8), np.zeros(len(ends), bool))
 
 
 def resolve_transitions(

@@ -86,18 +86,8 @@ class TransitionTable:
             transitions.counts[name] = transitions.counts.get(name, 0) + int(count.sum())
 
     def _rewards(self, transitions: TransitionRows, low: int, high: int) -> np.ndarray:
-        """The rewards of the rows that are kept, float32. Counts those that are more than the rounding of a fraction away."""
+        """The rewards of the rows that are kept, float32."""
         kept = transitions.keep[low:high]
         if not isinstance(self.reward, str):
             return np.full(int(kept.sum()), self.reward, np.float32)
-        given = self.read(self.reward, low, high)
-        rewards = to_rewards(given, f"{self.title}: {self.reward}", "row", low)[kept]
-        if given.dtype == np.float32:
-            return rewards
-        exact = given.reshape(-1)[kept].astype(np.float64)
-        if given.dtype.kind in "iu":
-            rounded = (rewards != exact) | (np.abs(exact) > 1 << 53)  # float64 rounds those itself
-        else:
-            rounded = np.abs(rewards - exact) > 1e-6 * np.abs(exact)
-        transitions.counts["rounded_rewards"] = transitions.counts.get("rounded_rewards", 0) + int(rounded.sum())
-        return rewards
+        return to_rewards(self.read(self.reward, low, high), f"{self.title}: {self.reward}", "row", low)[kept]

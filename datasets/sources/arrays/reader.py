@@ -56,7 +56,6 @@ _COUNTED = {
         "Flags set before the end of an episode, which the file states otherwise: {n:step}. They end nothing, and are kept "
         "as leaves."
     ),
-    "rounded_rewards": "Rewards that float32 rounds, integers beyond 2^24 or numbers below 1e-38: {n}.",
     "cut_episodes": "Episodes without a flag at their end, which count as truncated: {n}.",
 }
 

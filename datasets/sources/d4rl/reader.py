@@ -170,7 +170,6 @@ class D4rlReader(WholeFileReader):
         self.sha256 = about["sha256"]
         self._check_published()
         counts = {**about["counts"], **count_outcomes(episodes.outcomes)}
-        counts.pop("rounded_rewards", None)
         specs = [PartSpec(self.item.name, about["states"], "whole", self._object())] if self.bulk else []
         leaves = {key: self.schema[key] for key in ("observation", "action")}  # the files state no bounds
         spaces = {key: {"type": "Box", "shape": list(one.shape), "dtype": one.dtype} for key, one in leaves.items()}
