@@ -17,14 +17,14 @@ def make(root: Path, number: int) -> Path:
 
 
 def test_a_mixture_of_more_datasets_than_files_may_be_open(tmp_path: Path) -> None:
-    for number in range(40):
+    for number in range(12):
         make(tmp_path, number)
     code = f"""
 import resource, sys
 import rbdata
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}))
-buffer = rbdata.load([f"my/x{{number}}" for number in range(40)], root=sys.argv[1], batch_size=120, replacement=False)
-assert sorted(buffer.sample()["observation"][:, 0].int().tolist()) == sorted(3 * list(range(40)))
+buffer = rbdata.load([f"my/x{{number}}" for number in range(12)], root=sys.argv[1], batch_size=36, replacement=False)
+assert sorted(buffer.sample()["observation"][:, 0].int().tolist()) == sorted(3 * list(range(12)))
 """
     assert run_forked(code, str(tmp_path)) == 0
 

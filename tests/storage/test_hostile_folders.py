@@ -19,7 +19,7 @@ from rbdata.storage.manifest import read_manifest
 from storage_tools import LAYOUTS, make_episodes, write_dataset
 
 #: Folders to try; a campaign sets more.
-COUNT = int(os.environ.get("RBDATA_FUZZED_FOLDERS", "60"))
+COUNT = int(os.environ.get("RBDATA_FUZZED_FOLDERS", "40"))
 
 
 @pytest.fixture(scope="module")

@@ -134,11 +134,10 @@ class TestPreprocess:
         assert (made.path / "observation" / "blob").read_bytes() == (source / "observation" / "blob").read_bytes()
         assert verify(made.path).ok
 
-    @pytest.mark.parametrize("codec", ["zstd", "raw"])
-    def test_into_another_codec_and_back(self, codec, source, tmp_path):
-        made = self.run(tmp_path, source, "rbdata:clip_rewards", codec=codec)
+    def test_into_another_codec_and_back(self, source, tmp_path):
+        made = self.run(tmp_path, source, "rbdata:clip_rewards", codec="raw")
         back = self.run(tmp_path, made.path, "rbdata:clip_rewards", dest="my/back", codec="toy")
-        assert (made.schema["observation"].codec, back.schema["observation"].codec) == (codec, "toy")
+        assert (made.schema["observation"].codec, back.schema["observation"].codec) == ("raw", "toy")
         frames = Dataset(source).to_tensordict()["observation"]
         for dataset in (made, back):
             assert torch.equal(dataset.to_tensordict()["observation"], frames)

@@ -144,9 +144,9 @@ def test_two_thread_split_with_very_uneven_rows():
 # -- training dictionaries ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row_bytes", [1, 7, 8, 7056])
+@pytest.mark.parametrize("row_bytes", [1, 8, 7056])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, MIN_SAMPLES - 1, MIN_SAMPLES])
+@pytest.mark.parametrize("count", [MIN_SAMPLES - 1, MIN_SAMPLES])
 def test_training_never_fails_and_repeats(row_bytes, kind, count):
     rows = make_rows(count, row_bytes, kind)
     dictionary = train_dictionary(rows)
@@ -156,8 +156,8 @@ def test_training_never_fails_and_repeats(row_bytes, kind, count):
 
 
 def test_dictionary_helps_frames():
-    rows = make_rows(2000, 7056, "frames")
-    dictionary = train_dictionary(rows[::4])
+    rows = make_rows(600, 7056, "frames")
+    dictionary = train_dictionary(rows[::2])
     assert dictionary
     assert encode(rows, dictionary)[2].sum() < encode(rows)[2].sum() / 2
 
