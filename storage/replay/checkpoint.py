@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -171,9 +170,9 @@ def _encoded(value: Any, tensors: _Tensors, name: str, *, listed: bool = False) 
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {TYPE: "float", "value": repr(value)}
-    if type(value) in (list, tuple, set, frozenset):
+    if type(value) in (list, tuple):
         items = [_encoded(item, tensors, name, listed=True) for item in value]
-        return items if type(value) is list else {TYPE: type(value).__name__, "items": items}
+        return items if type(value) is list else {TYPE: "tuple", "items": items}
     if isinstance(value, dict):
         if all(type(key) is str and key != TYPE for key in value):
             return {key: _encoded(item, tensors, f"{name}/{key}", listed=listed) for key, item in value.items()}
@@ -198,8 +197,6 @@ def _encoded(value: Any, tensors: _Tensors, name: str, *, listed: bool = False) 
             return {TYPE: "tensor", "name": tensors.name(value.detach().cpu())}
         entries = {key: _encoded(item, tensors, f"{name}/{key}", listed=listed) for key, item in value.items()}
         return {TYPE: "tensordict", "batch_size": list(value.batch_size), "items": entries}
-    if type(value) is bytes:
-        return {TYPE: "bytes", "data": b64encode(value).decode()}
     message = f"{name} holds a {type(value).__module__}.{type(value).__qualname__}, which only pickle could write"
     raise UsageError(message, hint="keep tensors, arrays, numbers and text, or save it yourself")
 
@@ -235,9 +232,7 @@ def _decoded(record: Any, tensors: TensorDict) -> Any:
         return _decoded(record["value"], tensors)
     if kind == "float":
         return float(record["value"])
-    if kind == "bytes":
-        return b64decode(record["data"], validate=True)
-    make: Any = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}[kind]
+    make: Any = {"tuple": tuple, "dict": dict}[kind]
     return make([_decoded(item, tensors) for item in record["items"]])
 
 

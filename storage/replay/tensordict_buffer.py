@@ -60,7 +60,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         is_record = isinstance(value, TensorDictBase) and not is_key(index) and value.get("index", None) is None
         if is_record and "index" in (self.storage.leaves() or {}):
             if self.storage.ndim == 1:
-                rows = numbers_in(written_rows(index, len(self.storage), len(value) if value.ndim else 1))
+                rows = numbers_in(written_rows(index, len(self.storage)))
                 stored = rows[0] if is_number(index) else rows
             else:
                 stored = self._stored(index).get("index")

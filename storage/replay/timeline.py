@@ -17,13 +17,11 @@ Episodes are contiguous in positions, never cross a column, and the newest step 
 row is not written yet, or holds the oldest step).
 
 `Edges` determines where the episodes of a storage end: as in TorchRL by a trajectory id if the data have one (collectors write
-it), otherwise by the done flag; if end flags are requested but missing, by a trajectory id. A dataset folder has an episode
-table, so its data are not read.
+it), otherwise by the done flag. A dataset folder has an episode table, so its data are not read.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -92,40 +90,26 @@ class Edges:
     def timeline(self, column: ColumnOf, length: int, width: int = 1, oldest: int = 0) -> Timeline:
         """Return the timeline of a storage of ``[length, width]`` rows, and the key of the ids that it was made from.
 
-        A missing key is replaced by the usual keys, as in TorchRL: missing ids by end flags, missing end flags by ids. Warns
-        if a named key is missing. Raises UsageError if no edges are found.
+        Raises UnknownKeyError if a named key is missing, UsageError if no usual one is there.
         """
         rows = length * width
         if self.ends is not None:
             return from_ends(self._flags(self.ends, rows), length, width, oldest)
         if self.trajectories is not None:
             return from_ids(self._flags(self.trajectories, rows), length, width, oldest)
-        for keys, flags in self._sources():
-            found = [self._flags(values, rows) for values in map(column, keys) if values is not None]
-            if not found:
-                continue
-            named = keys == ((self.traj_key,) if not flags else self.end_keys)
-            if not named and (self.end_keys or self.traj_key not in (None, *TRAJECTORY_KEYS)):
-                message = f"the storage has no {_names(self._named())}: episodes are told apart by {_names(keys)}"
-                warnings.warn(message, stacklevel=2)
-            if flags:
-                return from_ends(torch.stack([flag.bool() for flag in found]).any(0), length, width, oldest)
-            return replace(from_ids(found[0], length, width, oldest), traj_key=keys[0])
-        tried = _names([key for keys, _ in self._sources() for key in keys])
+        by_id = TRAJECTORY_KEYS if self.traj_key is None else (self.traj_key,)
+        for key in () if self.end_keys and self.traj_key is None else by_id:
+            ids = column(key)
+            if ids is not None:
+                return replace(from_ids(self._flags(ids, rows), length, width, oldest), traj_key=key)
+        by_end = self.end_keys or (() if self.traj_key is not None else (DONE,))
+        ends = [self._flags(values, rows).bool() for values in map(column, by_end) if values is not None]
+        if ends:
+            return from_ends(torch.stack(ends).any(0), length, width, oldest)
+        tried = ", ".join("/".join(key) for key in (*(() if self.end_keys else by_id), *by_end))
         message = f"the storage does not say where episodes end: there is no {tried}"
-        error = UnknownKeyError if self._named() else UsageError
+        error = UsageError if self.traj_key is None and not self.end_keys else UnknownKeyError
         raise error(message, hint="give traj_key or end_key, or ends= with a flag for every row")
-
-    def _sources(self) -> list[tuple[tuple[Key, ...], bool]]:
-        """Keys to look for, in turn, and whether they are end flags; all end flags that exist are OR-ed."""
-        ends = (self.end_keys or (DONE,), True)
-        if self.traj_key is not None:
-            return [((self.traj_key,), False), ends]
-        usual = [((key,), False) for key in TRAJECTORY_KEYS]
-        return [ends, *usual] if self.end_keys else [*usual, ends]
-
-    def _named(self) -> tuple[Key, ...]:
-        return (() if self.traj_key is None else (self.traj_key,)) + self.end_keys
 
     @staticmethod
     def _flags(values: torch.Tensor, rows: int) -> torch.Tensor:
@@ -134,10 +118,6 @@ class Edges:
             message = f"episode edges have shape {tuple(values.shape)}, which is not one value for each of {rows} rows"
             raise UsageError(message)
         return values.reshape(-1)
-
-
-def _names(keys: Sequence[Key]) -> str:
-    return ", ".join("/".join(key) for key in keys)
 
 
 @dataclass(frozen=True, eq=False)

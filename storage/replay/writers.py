@@ -104,21 +104,20 @@ class RoundRobinWriter(Writer):
         return rows if storage.ndim == 1 else self._index_of(rows)
 
     def _extend_around(self, data: Any, count: int, cursor: int, capacity: int) -> None:
-        """Write records past the end of the ring, as runs of consecutive rows."""
-        storage = self._storage
-        at = max(0, count - capacity)  # records before these would be overwritten by later ones of the same batch
-        runs: list[tuple[int, int, int]] = []  # (row, first record, after the last), in order of time
-        while at < count:
-            row = (cursor + at) % capacity
-            after = min(count, at + capacity - row)
-            runs.append((row, at, after))
-            at = after
+        """Write records past the end of the ring; if they do not all fit, the last ones."""
+        storage, end = self._storage, (cursor + count) % capacity
+        if count > capacity:
+            data, count = part_of(data, count - capacity, count), capacity
         if storage.filled:
             data = tree_copied(data)  # it may be a view of the rows that the first run overwrites
-        for row, first, after in runs if count <= capacity else sorted(runs):  # a list grows at its end
-            storage.set(slice(row, row + after - first), part_of(data, first, after))
-        storage.seek((cursor + count) % capacity)
-        if count >= capacity:  # every row is of this batch
+        first = (end - count) % capacity
+        before = min(count, capacity - first)
+        runs = [(first, 0, before), (0, before, count)]  # (row, first record, after the last), in order of time
+        for row, low, high in runs if count < capacity else sorted(runs):  # a list grows at its end
+            if low < high:
+                storage.set(slice(row, row + high - low), part_of(data, low, high))
+        storage.seek(end)
+        if count == capacity:  # every row is of this batch
             storage.in_order = True
 
     def _with_index(self, data: Any, rows: torch.Tensor) -> Any:

@@ -61,7 +61,7 @@ class ListStorage(Storage):
         cursor = cursor[0] if isinstance(cursor, tuple) and len(cursor) == 1 else cursor
         records = [data] if is_number(cursor) else records_of(data)
         before = self.filled
-        rows = numbers_in(written_rows(cursor, before, len(records)))
+        rows = numbers_in(written_rows(cursor, before))
         if len(rows) != len(records):
             raise SchemaError(f"{len(records)} records for {len(rows)} places")
         check_no_gap(rows, before, self.capacity)

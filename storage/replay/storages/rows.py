@@ -18,7 +18,7 @@ from ....errors import SamplingError, SchemaError, UnknownKeyError, reason
 from ...codecs import PLAIN
 from ...codecs.codec import Rows
 from ...memory_map import in_numpy, widest_word
-from ...row_index import lookup, numbers_or_mask
+from ...row_index import is_part_of_all, lookup, numbers_or_mask, row_index
 from ..timeline import Timeline, as_key, path_of
 
 
@@ -127,44 +127,26 @@ def is_number(index: Any) -> bool:
     return isinstance(index, (int, np.integer)) and not isinstance(index, bool)
 
 
-def written_rows(cursor: Any, filled: int, given: int) -> slice | torch.Tensor:
-    """Return the rows along the first dimension to write ``given`` records to: a slice of step 1, or numbers (int64 ``[n]``).
+def written_rows(cursor: Any, filled: int) -> slice | torch.Tensor:
+    """Return the rows along the first dimension to write to: a slice of step 1, or numbers (int64 ``[n]``).
 
-    Negative numbers, open slices and masks refer to the ``filled`` rows; for an empty storage an open slice is as long as the
-    data. Raises UnknownKeyError for numbers before the first row, and masks of another length.
+    Numbers from 0 on may lie behind the ``filled`` rows; negative numbers, open slices and masks select from these. Raises
+    UnknownKeyError for what is no index of them.
     """
-    if cursor is Ellipsis:
-        cursor = slice(None)
-    if isinstance(cursor, range):
-        cursor = (
-            slice(cursor.start, cursor.stop)
-            if cursor.step == 1
-            else torch.arange(cursor.start, cursor.stop, cursor.step, device="cpu")
-        )
-    if isinstance(cursor, slice):
-        ends = (cursor.start, cursor.stop, cursor.step)
-        if not all(end is None or isinstance(end, (int, np.integer)) for end in ends) or cursor.step == 0:
-            raise UnknownKeyError(f"{cursor} is not a slice of records")
-        is_open = cursor.stop is None or cursor.stop < 0 or (cursor.start or 0) < 0
-        if cursor.step in (None, 1) and not is_open:
-            return slice(int(cursor.start or 0), max(int(cursor.start or 0), int(cursor.stop)))
-        rows = range(*cursor.indices((filled or given) if is_open else max(filled, cursor.stop)))
-        return (
-            slice(rows.start, max(rows.start, rows.stop))
-            if rows.step == 1
-            else torch.tensor(list(rows), dtype=torch.int64, device="cpu")
-        )
+    if isinstance(cursor, range) and cursor.step == 1:
+        cursor = slice(cursor.start, cursor.stop)
+    if isinstance(cursor, slice) and cursor.step in (None, 1):
+        first, end = cursor.start or 0, cursor.stop
+        if all(isinstance(one, (int, np.integer)) and one >= 0 for one in (first, end)):
+            return slice(int(first), max(int(first), int(end)))
     if is_number(cursor):
         cursor = [int(cursor)]
-    numbers = numbers_or_mask(cursor, "record")
-    if numbers.dtype == torch.bool:
-        if numbers.shape != (filled,):
-            raise UnknownKeyError(f"a mask of {list(numbers.shape)} for {filled} records")
-        return numbers.nonzero()[:, 0]
-    numbers = numbers.reshape(-1)
-    if len(numbers) and int(numbers.min()) < -filled:
-        raise UnknownKeyError(f"there is no record {int(numbers.min())}: there are {filled}")
-    return torch.where(numbers < 0, numbers + filled, numbers)
+    if not is_part_of_all(cursor):
+        numbers = numbers_or_mask(cursor, "record").reshape(-1)
+        if not len(numbers) or int(numbers.min()) >= 0:
+            return numbers
+    rows = row_index(cursor, filled, "record")
+    return torch.arange(filled, device="cpu")[rows].reshape(-1)
 
 
 def numbers_in(rows: slice | torch.Tensor) -> torch.Tensor:

@@ -123,7 +123,7 @@ class TensorStorage(Storage):
         if not isinstance(cursor, slice):
             cursor, data = self._placed(cursor, data)
         count = rows_of(data, 1)[0]
-        rows = written_rows(cursor, before, count)
+        rows = written_rows(cursor, before)
         room = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
         if room != count:
             raise SchemaError(f"{count} records do not fit into the places given: {room}")
@@ -143,16 +143,9 @@ class TensorStorage(Storage):
         self._note_write(rows, before, set_cursor)
 
     def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any]:
-        """A cursor of one dimension, and the records for it: one number takes one record, ``[n, m]`` places take as many."""
+        """A cursor of one dimension, and the records for it: one number takes one record."""
         cursor = cursor[0] if isinstance(cursor, tuple) else cursor
-        if is_number(cursor):
-            return cursor, tree_map(lambda part: part[None], data)
-        if isinstance(cursor, torch.Tensor) and cursor.ndim > 1 and cursor.dtype != torch.bool:
-            if data.shape[: cursor.ndim] != cursor.shape:
-                raise SchemaError(f"records of {list(data.shape)} do not fit into places of {list(cursor.shape)}")
-            dims, cursor = cursor.ndim, cursor.reshape(-1)
-            data = tree_map(lambda part: part.flatten(0, dims - 1), data)
-        return cursor, data
+        return cursor, tree_map(lambda part: part[None], data) if is_number(cursor) else data
 
     def _set_at(self, index: tuple[Any, ...], data: Any) -> None:
         """Change records at an index over several dimensions."""
