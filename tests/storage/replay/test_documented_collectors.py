@@ -91,14 +91,14 @@ def slices_of_collected_frames(lib, frames):
 def in_the_background(lib, frames):
     sampler = lib.SliceSampler(slice_len=4, end_key=("next", "done"))
     buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(max_size=10_000), sampler=sampler)
-    started = collector(frames=20, batches=50, replay_buffer=buffer)
+    started = collector(frames=20, batches=20, replay_buffer=buffer)
     started.start()
     end = time.monotonic() + 600
-    while len(buffer) < 200 and time.monotonic() < end:
+    while len(buffer) < 60 and time.monotonic() < end:
         time.sleep(0.01)
     batch = buffer.sample(batch_size=32)
     started.async_shutdown()
-    return batch.shape, consecutive(batch, 8), len(buffer) >= 200
+    return batch.shape, consecutive(batch, 8), len(buffer) >= 60
 
 
 # --- collectors and replay buffers ---------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ def in_the_background(lib, frames):
 
 def flattened_by_a_transform(lib, frames):
     buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(60), transform=lambda batch: batch.reshape(-1))
-    for batch in collector(frames=20, batches=5):
+    for batch in collector(frames=20, batches=4):
         buffer.extend(batch)
     return len(buffer), names(buffer.sample(7))
 
@@ -114,7 +114,7 @@ def flattened_by_a_transform(lib, frames):
 def one_environment(lib, frames):
     sampler = lib.SliceSampler(num_slices=4, traj_key=("collector", "traj_ids"))
     buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(200), sampler=sampler)
-    for batch in collector(frames=50, batches=3):
+    for batch in collector(frames=20, batches=2):
         buffer.extend(batch)
     return len(buffer), consecutive(buffer.sample(12), 4)
 
@@ -122,7 +122,7 @@ def one_environment(lib, frames):
 def several_environments(lib, frames):
     sampler = lib.SliceSampler(num_slices=4, traj_key=("collector", "traj_ids"))
     buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(200, ndim=2), sampler=sampler)
-    for batch in collector(SerialEnv(2, cart_pole), frames=100, batches=3):
+    for batch in collector(SerialEnv(2, cart_pole), frames=40, batches=2):
         buffer.extend(batch)
     ids, steps = (buffer[:]["collector", "traj_ids"], buffer[:]["step_count"])
     return len(buffer), tuple(ids.shape), tuple(steps.shape), consecutive(buffer.sample(12), 4)
@@ -137,7 +137,7 @@ def the_collector_writes(lib, frames):
 def whole_trajectories(lib, frames):
     sampler = lib.SliceSampler(slice_len=4, end_key=("next", "done"))
     buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(1000), sampler=sampler, batch_size=16)
-    for _ in collector(frames=50, batches=4, replay_buffer=buffer, trajs_per_batch=2):
+    for _ in collector(frames=30, batches=2, replay_buffer=buffer, trajs_per_batch=2):
         pass
     rows = buffer[:]
     starts = rows["step_count"].flatten() == 0
@@ -216,7 +216,7 @@ def sampled_on_the_way_to_a_loss(lib, frames):
     )
     value = TensorDictModule(torch.nn.Linear(4, 1), in_keys=["observation"], out_keys=["value"])
     losses = []
-    for number, _ in enumerate(collector(frames=50, batches=4, storing_device="cpu", replay_buffer=buffer)):
+    for number, _ in enumerate(collector(frames=20, batches=3, storing_device="cpu", replay_buffer=buffer)):
         if number:
             batch = buffer.sample()
             # Collectors that earlier examples left may have left gradients off: generators end in any order.
@@ -238,8 +238,8 @@ def multi_step_on_the_way_in(lib, frames):
     env.set_seed(0)
     torch.manual_seed(0)
     start = env.reset()
-    for _ in range(4):
-        rows = env.rollout(max_steps=20, break_when_any_done=False, tensordict=start, auto_reset=False)
+    for _ in range(2):
+        rows = env.rollout(max_steps=12, break_when_any_done=False, tensordict=start, auto_reset=False)
         buffer.extend(rows)
         start = rows[..., -1]["next"]
     rows = buffer[:]

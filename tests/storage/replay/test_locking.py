@@ -119,7 +119,7 @@ def test_pairs_of_calls(tmp_path, first):
     names = list(made)
     assert len(names) <= 21
     chosen = [names[at] for at in ((first + step) % 21 for step in (0, 1, 4, 14, 16)) if at < len(names)]
-    errors = run_beside([made["sample"], *(made[name] for name in [chosen[0], *chosen])], 0.1)
+    errors = run_beside([made["sample"], *(made[name] for name in [chosen[0], *chosen])], 0.05)
     assert not errors, (chosen, errors)
     buffer.close()
 
@@ -131,7 +131,7 @@ def test_batches_on_their_way_block_nobody(tmp_path, storage, call):
     made = calls(buffer, tmp_path)
 
     def once() -> None:
-        for _ in range(60):
+        for _ in range(25):
             made["sample"]()
             made[call]()
         raise StopIteration
@@ -151,7 +151,7 @@ def test_priorities_beside_samples(tmp_path):
         assert whole(batch)
         buffer.update_priority(batch["index"], torch.rand(16))
 
-    assert not run_beside([learn, learn, lambda: buffer.extend(records(7)), buffer.state_dict], 0.5)
+    assert not run_beside([learn, learn, lambda: buffer.extend(records(7)), buffer.state_dict], 0.25)
 
 
 def test_next_and_iteration_from_several_threads():
@@ -161,4 +161,4 @@ def test_next_and_iteration_from_several_threads():
     def walk() -> None:
         assert all(whole(batch) for batch in buffer)
 
-    assert not run_beside([buffer.next, buffer.next, walk, walk], 0.3)
+    assert not run_beside([buffer.next, buffer.next, walk, walk], 0.15)

@@ -79,20 +79,21 @@ def check(found: list[Any], wanted: list[Any]) -> None:
     assert all(map(equal, found, wanted))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("prefetch, share", [(1, (0, 1)), (4, (1, 2))], ids=str)
+@pytest.mark.parametrize(
+    "kind, prefetch, share", [*((kind, 4, (1, 2)) for kind in KINDS), ("steps", 1, (0, 1)), ("a pass", 1, (0, 1))]
+)
 def test_prefetching_and_checkpoints(tmp_path, kind, prefetch, share):
-    """Every place to stop at, in turn with and without prefetching."""
+    """Places to stop at, also around the end of a pass, in turn with and without prefetching."""
     wanted = plain(kind, *share)
     with made(kind, *share, prefetch=prefetch) as buffer:
         check([buffer.sample() for _ in range(COUNT)], wanted)
     with made(kind, *share, prefetch=prefetch) as buffer:
         for place in range(COUNT - 1):
-            state = buffer.state_dict()
-            with made(kind, *share, seed=99, prefetch=3 * (place % 2)) as resumed:
-                resumed.load_state_dict(state)
-                check([resumed.sample()], wanted[place : place + 1])
-            if place % 8 == 2:
+            if place in (0, 1, 3, 4, 5, 8, 9, 14, 19):
+                with made(kind, *share, seed=99, prefetch=3 * (place % 2)) as resumed:
+                    resumed.load_state_dict(buffer.state_dict())
+                    check([resumed.sample()], wanted[place : place + 1])
+            if place in (2, 10):
                 buffer.dumps(tmp_path / "checkpoint")
                 with made(kind, *share, seed=99) as resumed:
                     resumed.loads(tmp_path / "checkpoint")
@@ -100,11 +101,11 @@ def test_prefetching_and_checkpoints(tmp_path, kind, prefetch, share):
             check([buffer.sample()], wanted[place : place + 1])
 
 
-WORKERS = st.sampled_from([None, 0, 1, 3])
+WORKERS = st.sampled_from([None, 0, 1, 2])
 PREFETCH = st.sampled_from([0, 1, 4])
 
 
-@settings(max_examples=examples(24), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(16), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     kind=st.sampled_from(list(KINDS)),
     share=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
@@ -128,7 +129,7 @@ def test_loaders_and_checkpoints(kind, share, stop, before, after):
 
 @settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    workers=st.lists(st.sampled_from([None, 0, 1, 3]), min_size=1, max_size=3),
+    workers=st.lists(WORKERS, min_size=1, max_size=3),
     size=st.integers(1, 40),
     kind=st.sampled_from(["a pass", "a pass in order", "a pass in blocks"]),
     prefetch=PREFETCH,
@@ -148,8 +149,9 @@ def test_every_step_once_a_pass_over_all_processes(workers, size, kind, prefetch
     assert sorted(drawn) == list(range(STEPS))
 
 
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-@pytest.mark.parametrize("options", [{}, {"n_step": 2, "frame_stack": 2}], ids=str)
+@pytest.mark.parametrize(
+    "storage, options", [(LazyTensorStorage, {}), (LazyMemmapStorage, {"n_step": 2, "frame_stack": 2})]
+)
 def test_rings(storage, options):
     """A ring that has wrapped, and is not written meanwhile."""
 
@@ -160,10 +162,10 @@ def test_rings(storage, options):
         return buffer
 
     alone = ring()
-    wanted = [alone.sample() for _ in range(12)]
+    wanted = [alone.sample() for _ in range(8)]
     for prefetch in (0, 4):
         with ring(prefetch=prefetch) as buffer:
-            for place in range(11):
+            for place in range(8):
                 with ring(seed=99, prefetch=4 - prefetch) as resumed:
                     resumed.load_state_dict(buffer.state_dict())
                     check([resumed.sample()], wanted[place : place + 1])
@@ -182,8 +184,7 @@ def test_what_is_drawn_for_one_batch_changes_no_other():
                 assert equal(mixed.sample(), wanted)
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-@pytest.mark.parametrize("prefetch", [0, 1, 4])
+@pytest.mark.parametrize("workers, prefetch", [(None, 0), (None, 4), (2, 1)])
 def test_transforms_that_draw_get_the_numbers_of_their_batch(prefetch, workers):
     """Of several prefetch threads, none draws from a generator that the others, or the program, draw from as well."""
 
