@@ -1,8 +1,7 @@
 """One run of RL Unplugged's ordered episodes, from its files to a dataset.
 
 Each file is decoded as a unit (`rl_unplugged_decode`). The episodes of all files lie in training order (`TrainingOrder`), that
-of the stored indices, (checkpoint, index in it); the names of files say nothing. Episodes that follow each other both in that
-order and in a file are a *run*; usually a file is one.
+of the stored indices, (checkpoint, index in it); the names of files say nothing.
 
 Whether an episode's beginning is missing is not stored. A checkpoint's last episode that did not terminate was cut by the
 checkpoint's end, and then the first one of the next checkpoint is its continuation, as far as can be known (sources say
@@ -13,7 +12,7 @@ not among the files.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,46 +34,38 @@ from .raw_files import FOLDER, RL_UNPLUGGED, RunFile
 from .reader import CITATION, SPACES, RunReader
 from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, Sample, UnpluggedUnit, take_sample
 
+#: After the fields that a unit says of an episode: the place of its file in the list.
+FILE = OUTCOME + 1
+
 
 @dataclass(frozen=True)
-class EpisodeRun:
-    """Episodes that are consecutive in the ordered table, from row ``first`` on, and in one file (``file``: its place in the
-    list), where their state rows are."""
-
-    file: int
-    first: int
-    first_state: int
-    states: int
-
-
-@dataclass
 class EpisodePart:
-    """Consecutive state rows of the dataset, as many episodes as one file holds; ``file`` is the one named for it."""
+    """Consecutive state rows of the dataset, as many episodes as one file holds; ``file`` is the one named for it, ``layout``
+    says which episodes of which files they are."""
 
     file: int
     first_state: int
     states: int
-    runs: list[EpisodeRun]
+    layout: str
 
 
 class TrainingOrder:
     """All episodes of some files in training order; the work is done on construction.
 
-    ``files`` are their names and what their units recorded (`UnpluggedUnit`). ``table`` is int64 ``[episodes kept, 7]``: the
-    record of an episode, then file and place in the file (counting kept ones). Raises CorruptSourceError when an episode is
-    there twice.
+    ``files`` are their names and what their units recorded (`UnpluggedUnit`). ``table`` is int64 ``[episodes kept, 6]``: the
+    record of an episode, then its file. Raises CorruptSourceError when an episode is there twice.
     """
 
     def __init__(self, files: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         self.files = files
-        self._in_files = [np.array(about["episodes"], np.int64).reshape(-1, OUTCOME + 1) for _, about in files]
-        everything = np.concatenate([_with_place(number, episodes) for number, episodes in enumerate(self._in_files)])
+        in_files = [np.array(about["episodes"], np.int64).reshape(-1, FILE) for _, about in files]
+        everything = np.concatenate([np.insert(one, FILE, number, axis=1) for number, one in enumerate(in_files)])
         everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
         self._refuse_twins(everything)
         midway, gaps = _find_midway(everything)
         has_steps = everything[:, STEPS] > 0
         self.table, self.midway = everything[has_steps], midway[has_steps]
-        self._place_episodes()
+        self.parts = [*self._parts()]
         #: For the manifest: what the files held and what became of it.
         self.counts = self._count(everything, gaps)
 
@@ -82,7 +73,7 @@ class TrainingOrder:
         same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
         if same.any():
             at = int(np.argmax(same))
-            one, other = (self.files[int(table[row, -2])][0] for row in (at, at + 1))
+            one, other = (self.files[int(table[row, FILE])][0] for row in (at, at + 1))
             checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
             message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
             raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
@@ -103,25 +94,15 @@ class TrainingOrder:
             "gaps": gaps,
         }
 
-    def _place_episodes(self) -> None:
-        """Set runs, broken also where a part ends, and parts: each has as many episodes as the file whose turn it is."""
-        table, files = self.table, self.files
-        turns = list(dict.fromkeys(table[:, -2].tolist()))
-        turns += [number for number in range(len(files)) if number not in turns]
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(table[:, -2], minlength=len(files))[turns])])
-        breaks = np.flatnonzero((np.diff(table[:, -2]) != 0) | (np.diff(table[:, -1]) != 1)) + 1
-        starts = np.unique(np.concatenate([breaks, bounds[bounds < len(table)]]))
-        before = [np.concatenate([[0], np.cumsum(one[one[:, STEPS] > 0][:, STEPS])]) for one in self._in_files]
-        self.runs = []
-        for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(table)]):
-            file, place = int(table[low, -2]), int(table[low, -1])
-            states = int(table[low:high, STEPS].sum()) + high - low
-            self.runs.append(EpisodeRun(file, low, int(before[file][place]) + place, states))
-        every = np.concatenate([[0], np.cumsum(table[:, STEPS] + 1)])
-        self.parts = []
+    def _parts(self) -> Iterator[EpisodePart]:
+        """Parts of as many episodes as the file whose turn it is."""
+        table, files = self.table, self.table[:, FILE]
+        turns = list(dict.fromkeys([*files.tolist(), *range(len(self.files))]))
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(files, minlength=len(turns))[turns])])
+        first = np.concatenate([[0], np.cumsum(table[:, STEPS] + 1)])
         for file, low, high in zip(turns, bounds, bounds[1:]):
-            runs = [run for run in self.runs if low <= run.first < high]
-            self.parts.append(EpisodePart(file, int(every[low]), int(every[high] - every[low]), runs))
+            layout = crc32c(table[low:high, [FILE, CHECKPOINT, INDEX, STEPS]].tobytes())
+            yield EpisodePart(file, int(first[low]), int(first[high] - first[low]), f"rlu-{layout}")
 
 
 def _find_midway(table: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
@@ -136,12 +117,6 @@ def _find_midway(table: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
         open_end = bool(row) and table[row - 1, OUTCOME] == CUT and table[row - 1, FILE_ROWS] > 0
         midway[row] = bool(missing) or open_end
     return midway, gaps
-
-
-def _with_place(number: int, episodes: np.ndarray) -> np.ndarray:
-    """A file's episodes with two more columns: its number, and their place among its episodes that have steps."""
-    place = np.cumsum(episodes[:, STEPS] > 0) - 1
-    return np.column_stack([episodes, np.full(len(episodes), number), place])
 
 
 class RluReader(RunReader[RunFile]):
@@ -214,8 +189,7 @@ class RluReader(RunReader[RunFile]):
 
     def _spec(self, part: EpisodePart, order: TrainingOrder) -> PartSpec:
         file, about = self.chosen[part.file], order.files[part.file][1]
-        layout = f"rlu-{crc32c(repr([(run.file, run.first_state, run.states) for run in part.runs]).encode())}"
-        spec = self.describe_part(file.number, part.first_state, part.states, layout, file.obj)
+        spec = self.describe_part(file.number, part.first_state, part.states, part.layout, file.obj)
         return spec.with_checksum(about["crc32c"])
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
