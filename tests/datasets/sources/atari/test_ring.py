@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from rbdata.datasets.ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED
 from rbdata.datasets.sources.atari.ring import RingArrays, RingPlanner, find_lap
 from rbdata.errors import CorruptSourceError
 
@@ -33,6 +34,19 @@ def planned(rings):
     for one in rings:
         planner.add(one)
     planner.finish()
+
+
+def test_the_time_limit_of_the_data():
+    """27 000 rows are truncated, 26 999 and 27 001 are terminated."""
+    terminal = np.zeros(90_000, np.uint8)
+    terminal[np.cumsum([3 + 27_000, 3 + 26_999, 3 + 27_001]) - 1] = 1
+    zeros = np.zeros(90_000, np.float32)
+    planner = RingPlanner(lambda number, rows: [False for _ in rows])
+    steps = planner.add(RingArrays(0, "file 0", zeros.astype(np.int32), zeros, terminal, 89_999)) + planner.finish()
+    bits = np.concatenate([bits for *_, bits in steps])
+    ends = np.flatnonzero(bits)
+    assert np.diff(ends, prepend=-1).tolist()[:3] == [26_999, 26_999, 27_001]
+    assert bits[ends].tolist() == [END_TRUNCATED, END_TERMINATED, END_TERMINATED, END_CUT]
 
 
 def test_damaged_rings_are_refused():

