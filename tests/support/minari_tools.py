@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 from paths import DATA
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.records import ConvertOptions
@@ -44,8 +45,11 @@ def draw(space: spaces.Space, count: int) -> Any:
         return {key: draw(inner, count) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(draw(inner, count) for inner in space.spaces)
-    values = [space.sample() for _ in range(count)]
-    return values if isinstance(space, spaces.Text) else np.stack(values)
+    if isinstance(space, spaces.Text):
+        return [space.sample() for _ in range(count)]
+    several = batch_space(space, count)
+    several.seed(int(space.np_random.integers(1 << 31)))
+    return several.sample()
 
 
 def buffers(

@@ -323,8 +323,8 @@ def test_large_observations_are_stored_once(tmp_path):
         dataset = to_dataset(file, tmp_path / str(successors))
         assert dataset.schema["observation"].kind == "state" and dataset.schema["observation"].codec == "zstd"
         assert_holds(dataset, expected(file, "both"))
-        plain = to_dataset(file, tmp_path / f"zero{successors}", unknown_next="zero")
-        assert_holds(plain, expected(file, "both", zero=True))
+    plain = to_dataset(file, tmp_path / "zero", unknown_next="zero")
+    assert_holds(plain, expected(file, "both", zero=True))
 
 
 @pytest.mark.parametrize("successors", [True, False])
@@ -343,7 +343,7 @@ def test_row_counts_beside_those_of_qlearning_dataset(tmp_path, successors, last
     page = (Path(__file__).parents[4] / "docs/functions.md").read_text()
     namespace = {}
     exec(re.search(r"<!-- file: qlearning.py -->\n```python\n(.*?)```", page, re.S)[1], namespace)
-    made = rbdata.preprocess(dataset.path, namespace["rows"], dest="my/q", per="episode", root=tmp_path, procs=1)
+    made = rbdata.preprocess(dataset.path, namespace["rows"], dest="my/q", per="episode", root=tmp_path)
     rows = rbdata.open_dataset(made)
     assert np.array_equal(rows["observation"][: len(theirs)].numpy(), arrays["observations"][theirs])
     assert len(rows) == len(theirs) + (last == "terminal"), "a terminal in the last row stays"

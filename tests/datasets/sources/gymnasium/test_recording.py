@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 from importlib import import_module
@@ -13,8 +12,6 @@ import gymnasium
 import gymnasium_envs
 import numpy as np
 import pytest
-import rbdata
-import torch
 from contents import content
 from effort import examples
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +20,6 @@ from paths import SUPPORT
 from rbdata.datasets.acquire import download
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Listener, Request
-from rbdata.errors import RbdataError
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.episodes import CUT, TERMINATED, TRUNCATED
 from rbdata.storage.integrity import verify
@@ -49,12 +45,12 @@ def leaf(dataset: Dataset, name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "MountainCarContinuous-v0"])
 def test_is_what_the_environment_says(tmp_path, name):
-    dataset = record(tmp_path, name, steps=700, seed=3)
+    dataset = record(tmp_path, name, steps=300, seed=3)
     env = gymnasium.make(name)
     env.action_space.seed(3)
     observation, _ = env.reset(seed=3)
     done = False
-    for step in range(700):
+    for step in range(300):
         assert np.array_equal(leaf(dataset, "observation")[step].squeeze(), observation), step
         action = env.action_space.sample()
         observation, reward, terminated, truncated, _ = env.step(action)
@@ -63,7 +59,7 @@ def test_is_what_the_environment_says(tmp_path, name):
         assert np.array_equal(leaf(dataset, "next/observation")[step].squeeze(), observation)
         assert leaf(dataset, "next/reward")[step] == np.float32(reward)
         assert leaf(dataset, "next/terminated")[step] == terminated
-        assert leaf(dataset, "next/truncated")[step] == (truncated or (step == 699 and not done))
+        assert leaf(dataset, "next/truncated")[step] == (truncated or (step == 299 and not done))
         if done:
             observation, _ = env.reset()
     assert dataset.episodes.outcomes[-1] == (TRUNCATED if done and truncated else TERMINATED if done else CUT)
@@ -93,7 +89,7 @@ def replay(dataset: Dataset, name: str, count: int, seed: int, **arguments) -> N
     assert step == steps
 
 
-@pytest.mark.parametrize(("name", "steps"), [("CartPole-v1", 500), ("Pendulum-v1", 901), ("tests/Limited-v0", 100)])
+@pytest.mark.parametrize(("name", "steps"), [("CartPole-v1", 200), ("Pendulum-v1", 601), ("tests/Limited-v0", 100)])
 def test_several_environments_lose_and_invent_nothing(tmp_path, name, steps):
     replay(record(tmp_path, name, steps=steps, num_envs=3, seed=5), name, 3, 5)
 
@@ -174,8 +170,9 @@ def test_every_kind_of_space(tmp_path, count, text):
     assert space["camera"] == {"type": "Box", "dtype": "uint8", "shape": [40, 32, 3], "low": 0, "high": 255}
 
 
-@pytest.mark.parametrize("options", [{}, {"codec": "raw"}, {"layout": "ted"}], ids=["zstd", "raw", "ted"])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("count", "options"), [(1, {}), (3, {"codec": "raw"}), (3, {"layout": "ted"})], ids=["zstd", "raw", "ted"]
+)
 def test_frames(tmp_path, options, count):
     dataset = record(tmp_path, "tests/Frames-v0", steps=120, num_envs=count, **options)
     replay(dataset, "tests/Frames-v0", count, 0)
@@ -187,11 +184,11 @@ def test_frames(tmp_path, options, count):
 
 def test_atari(tmp_path):
     pytest.importorskip("ale_py")
-    dataset = record(tmp_path, "ALE/Pong-v5", steps=40)
+    dataset = record(tmp_path, "ALE/Pong-v5", steps=10, codec="raw")
     env = gymnasium.make("ALE/Pong-v5")
     env.action_space.seed(0)
     observation, _ = env.reset(seed=0)
-    for step in range(40):
+    for step in range(10):
         assert np.array_equal(dataset[step]["observation"].numpy(), observation)
         observation, *_ = env.step(env.action_space.sample())
     assert dataset.manifest.source["environment"]["kwargs"]["game"] == "pong"
@@ -221,7 +218,7 @@ def test_a_seed_repeats_everything(tmp_path, count):
 
 
 def test_memory_is_bounded(tmp_path):
-    """25,000 frames of 7 KB are 175 MB; what is kept of them at a time is a few blocks."""
+    """14,000 frames of 7 KB are 98 MB; what is kept of them at a time is a few blocks."""
     code = """
 import resource, sys
 import gymnasium_envs
@@ -231,15 +228,15 @@ from rbdata.datasets.ingest.request import Request
 from rbdata.datasets.ingest.records import ConvertOptions
 gymnasium_envs.register()
 def go(name, steps):
-    options = ConvertOptions(extra={"steps": steps})
+    options = ConvertOptions("raw", extra={"steps": steps})
     download(Request("gymnasium/tests/Frames-v0", root=Path(sys.argv[1]) / name, options=options, procs=0))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-few = go("few", 10_000)
-print(go("many", 25_000) - few)
+few = go("few", 2_000)
+print(go("many", 14_000) - few)
 """
     run = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=SUPPORT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert float(run.stdout) < 30  # MiB more for 105 MB more of frames
+    assert float(run.stdout) < 30  # MiB more for 84 MB more of frames
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "tests/Frames-v0"])
@@ -264,64 +261,3 @@ def test_a_recording_that_is_complete_is_not_made_again(tmp_path, monkeypatch, n
     sys.modules.pop("counting")
     assert content(again.path) == content(record(tmp_path / "fresh", name, **extra).path)
     sys.modules.pop("counting")
-
-
-# -- read by others ------------------------------------------------------------------------------------------------
-
-
-FLAGS = {
-    "one element": (np.array, 1.0, None),
-    "an array": (lambda flag: np.array([flag]), np.array([1.0]), None),
-    "a tensor": (lambda flag: torch.tensor([flag]), torch.tensor([[1.0]]), None),
-    "a list": (lambda flag: [flag], np.float32(1), None),
-    "zero and one": (int, 1, None),
-    "two flags": (lambda flag: np.array([flag, not flag]), 1.0, "terminated as array"),
-    "no flags": (lambda flag: np.array([], bool), 1.0, "terminated as array"),
-    "nothing": (lambda flag: None, 1.0, "terminated as None"),
-    "text": (str, 1.0, "terminated as 'False'"),
-    "not a number": (lambda flag: np.nan, 1.0, "terminated as nan"),
-    "two rewards": (bool, np.ones(2), "reward"),
-}
-
-
-@pytest.mark.parametrize("kind", FLAGS)
-@pytest.mark.parametrize("way", ["record", "Recorder"])
-def test_flags_and_rewards_in_arrays(tmp_path, kind, way):
-    """An array of one element is what it holds. Whatever is not a flag is refused, and a loop can go on."""
-    flag, reward, refusal = FLAGS[kind]
-
-    class Loose(gymnasium_envs.Counter):
-        broken = True
-
-        def step(self, action):
-            observation, _, terminated, truncated, info = super().step(action)
-            if not self.broken:
-                return observation, 1.0, terminated, truncated, info
-            return observation, reward, flag(terminated), truncated, info
-
-    env = Loose()
-    if way == "record" and refusal is not None:
-        with pytest.raises(RbdataError, match=refusal):
-            rbdata.record(env, name="loose", root=tmp_path, steps=13)
-        return
-    if way == "record":
-        path = rbdata.record(env, name="loose", root=tmp_path, steps=13)
-    else:
-        with rbdata.Recorder(env, name="loose", root=tmp_path) as loop:
-            loop.reset()
-            if refusal is not None:
-                with pytest.raises(RbdataError, match=refusal):
-                    loop.step(0)
-                env.broken, env.episode = False, -1
-                env.lengths = itertools.cycle(gymnasium_envs.LENGTHS)
-                loop.reset()
-            for _ in range(13):
-                _, _, terminated, truncated, _ = loop.step(0)
-                if np.asarray(terminated).any() or truncated:
-                    loop.reset()
-        path = loop.path
-    assert verify(path).ok
-    data = rbdata.open_dataset(path)
-    ends = (data["next", "done"].view(-1).nonzero().view(-1) + 1).tolist()
-    assert ends == [3, 4, 11, 13] and bool((data["next", "reward"] == 1).all())
-    assert data["next", "terminated"].view(-1)[[2, 3, 10]].tolist() == [True, True, False]

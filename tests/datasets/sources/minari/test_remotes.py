@@ -56,7 +56,7 @@ def server(monkeypatch):
 
 
 def get(root: Path, text: str, *, mirror=None, fetch=FAST, **fields) -> Dataset:
-    outcome = download(Request(text, root=root, mirror=mirror, fetch=fetch, procs=1, **fields))
+    outcome = download(Request(text, root=root, mirror=mirror, fetch=fetch, **fields))
     assert verify(outcome.path).ok
     return Dataset(outcome.path)
 
@@ -150,18 +150,6 @@ def test_an_interrupted_download_goes_on_where_it_stopped(tmp_path, server, expe
     spans = [span for path, span in server.faults.gets()[begun:] if path.startswith("/store/")]
     assert len(spans) == 1 and spans[0] is not None
     assert 0 < int(spans[0].removeprefix("bytes=").removesuffix("-")) < size
-
-
-@pytest.mark.parametrize("fault", ["cut", "stall", "busy"])
-def test_what_passes_is_tried_again(tmp_path, server, expected, fault):
-    if fault == "cut":
-        server.faults.cut(after=70_000, reset=True)
-    elif fault == "stall":
-        server.faults.stall(after=70_000, seconds=600)
-    else:
-        server.faults.answer(503, times=2, folders=True)
-    fetch = FetchOptions(attempts=4, backoff=0.01, backoff_cap=0.02, silence_timeout=3.0)
-    compare(get(tmp_path, "minari/cartpole/random-v0", fetch=fetch), expected["cartpole/random-v0"])
 
 
 def test_wrong_bytes_are_refused(tmp_path, server):
