@@ -209,11 +209,6 @@ def test_metadata_of_before_05(tmp_path, spaces_stated):
             CorruptSourceError,
             "Discrete",
         ),
-        (
-            lambda about: json.dumps({**about, "observation_space": json.dumps(_nested(40))}),
-            UsageError,
-            "nested more than 16 levels",
-        ),
     ],
 )
 def test_metadata_that_cannot_be_used(tmp_path, change, error, said):
@@ -223,10 +218,6 @@ def test_metadata_that_cannot_be_used(tmp_path, change, error, said):
     with pytest.raises(error, match=said):
         convert(tmp_path / "root", "tests/plain-v0")
     assert_clean(tmp_path / "root")
-
-
-def _nested(depth):
-    return {"type": "Tuple", "subspaces": [_nested(depth - 1)]} if depth else {"type": "Discrete", "n": 2, "start": 0}
 
 
 def test_a_space_that_the_data_are_not_of(tmp_path):
