@@ -253,7 +253,7 @@ def _downloaded(dataset_id: Any, root: PathLike | None, options: bool | Mapping[
     """The folder of a dataset, which is downloaded if it is not there, or if ``options`` of `download` are given."""
     from .api import download
     from .datasets.fetch.location import is_remote
-    from .datasets.local import find_place
+    from .datasets.local import find
     from .storage.dataset import Dataset
 
     if isinstance(dataset_id, Dataset):
@@ -264,6 +264,5 @@ def _downloaded(dataset_id: Any, root: PathLike | None, options: bool | Mapping[
         raise UsageError("download is for ids", hint="a dataset at a URL is read in place, or pulled as a whole")
     if options is True:
         with suppress(DatasetNotFoundError):  # known only to its mirror
-            if (place := find_place(dataset_id, root)).exists():
-                return place.path
+            return find(dataset_id, root)
     return download(os.fspath(dataset_id), root=root, **({} if options is True else options))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from ..storage.manifest import check_sizes, why_missing
 from ..storage.snapshot import holds_dataset, read_snapshot
 from ..storage.work import command_of, read_run, units_done
 from . import catalogue
-from .fetch.location import is_remote
+from .fetch.location import is_remote, without_login
 
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset
@@ -69,7 +69,7 @@ def find(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None
             return folder
         raise _no_dataset(folder, id_or_path, root)
     if is_remote(id_or_path):
-        message = f"{os.fspath(id_or_path)} is a URL: this is for datasets on this machine"
+        message = f"{without_login(os.fspath(id_or_path))} is a URL: this is for datasets on this machine"
         raise UsageError(message, hint="copy it here with `rbdata download ID --mirror PLACE`")
     place, source = _resolve(os.fspath(id_or_path), root)
     if place.exists():
@@ -169,19 +169,6 @@ def open_dataset(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str
     from ..storage.dataset import open_folder
 
     return open_folder(find(id_or_path, root))
-
-
-def find_place(id_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> DatasetPlace:
-    """Return the place where a dataset is or would be, by id (full or bare) or path. Raises as `find` for unknown names."""
-    folder = _folder_of(id_or_path, root)
-    if folder is None:
-        return _resolve(os.fspath(id_or_path), root)[0]
-    try:
-        return DatasetPlace.of_folder(folder)
-    except UsageError as error:  # the folder's path does not make a valid id
-        if holds_dataset(folder):
-            raise
-        raise _no_dataset(folder, id_or_path, root) from error
 
 
 def expand(ids: Iterable[str], root: str | os.PathLike[str] | None = None) -> list[str]:
