@@ -96,13 +96,9 @@ def test_a_changed_file_is_not_answered_with_the_command_that_was_typed(said, mo
 
 
 def test_a_dry_run_in_a_pipe_says_what_is_assumed(tmp_path, capsys):
-    """As on a terminal: two shards, of which the first ends without a flag."""
-    shards, words = tmp_path / "shards", ["convert", str(tmp_path / "shards"), "--dry-run"]
-    shards.mkdir()
-    for number in range(2):
-        columns = {"observation": np.arange(10.0).reshape(5, 2), "action": np.zeros(5), "reward": np.zeros(5)}
-        ends = np.arange(5) == 4 * (number or -1)
-        np.savez(shards / f"train-0000{number}-of-00002.npz", terminal=ends, **columns)
-    assumed = "Files in which the last episode of the file before goes on"
+    """As on a terminal."""
+    columns = {"observation": np.arange(10.0).reshape(5, 2), "action": np.zeros(5), "reward": np.zeros(5)}
+    np.savez(tmp_path / "own.npz", done=np.arange(5) == 4, **columns)
+    words, assumed = ["convert", str(tmp_path / "own.npz"), "--dry-run"], "done is taken as terminated"
     assert command_line(words) == 0 and assumed in capsys.readouterr().out
     assert command_line([*words, "--json"]) == 0 and assumed in capsys.readouterr().out
