@@ -112,11 +112,11 @@ class TestStreams(LinesTests):
 
 
 class TestSandbox(LinesTests):
-    source = LinesSource(SandboxedReader())
+    source, test_killed_and_run_again = LinesSource(SandboxedReader()), None
 
 
 class TestSmallFilesTogether(LinesTests):
-    source = LinesSource(LinesReader(lazy=True), together=400)
+    source, test_killed_and_run_again = LinesSource(LinesReader(lazy=True), together=400), None
 
 
 def make(

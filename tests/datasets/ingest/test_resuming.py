@@ -85,7 +85,7 @@ def test_sound_parts_are_kept(layout, stopped, truth, tmp_path):
 
 @pytest.mark.parametrize(
     ("layout", "damage"),
-    [*(("zstd", damage) for damage in DAMAGE), ("raw", "zeroed"), ("raw", "short"), ("ted", "flipped")],
+    [("zstd", "flipped"), ("zstd", "long"), ("raw", "short"), ("raw", "zeroed"), ("ted", "gone")],
 )
 def test_every_file_damaged(layout, damage, stopped, truth, tmp_path):
     files = contents(DatasetPlace(stopped[layout], "my/test").working)
@@ -104,13 +104,12 @@ def test_the_record_of_the_run_cut_short(stopped, truth, tmp_path):
     """Nothing states then what the parts are of: they are made again."""
     layout = "raw"
     record = contents(DatasetPlace(stopped[layout], "my/test").working)[RUN]
-    for at in (0, 9, len(record) - 1, len(record)):
-        for rest in (b"", b"\0" * 10, b'{"units": 4}'):
-            run = begun(stopped, layout, tmp_path / "root")
-            (run.place.working / RUN).write_bytes(record[:at] + rest)
-            assert data_of(run.make()) == truth[layout], (at, rest)
-            assert run.made == ([3] if at == len(record) and not rest else [0, 1, 2, 3])
-            shutil.rmtree(run.root)
+    for kept in (b"", record[:-1], record + b"\0" * 10):
+        run = begun(stopped, layout, tmp_path / "root")
+        (run.place.working / RUN).write_bytes(kept)
+        assert data_of(run.make()) == truth[layout], kept
+        assert run.made == [0, 1, 2, 3]
+        shutil.rmtree(run.root)
 
 
 @pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"unit": 1, "sections": 3}'])

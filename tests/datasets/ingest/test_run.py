@@ -36,8 +36,8 @@ from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.integrity import verify
 from servers import http_server
 
-LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}, {"layout": "ted"}]
-each_layout = pytest.mark.parametrize("options", LAYOUTS, ids=["raw", "zstd", "ted"])
+LAYOUTS = [{"codec": "raw"}, {"codec": "zstd"}]
+each_layout = pytest.mark.parametrize("options", LAYOUTS, ids=["raw", "zstd"])
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +103,21 @@ def kill_tree(process: ForkServerProcess) -> None:
     psutil.wait_procs(family, timeout=5)
 
 
-@pytest.mark.parametrize(
-    "options, procs", [(LAYOUTS[1], 1), (LAYOUTS[2], 1), (LAYOUTS[1], 2), (LAYOUTS[0], 5)], ids=str
-)
+@pytest.mark.parametrize("options, procs", [(LAYOUTS[1], 1), (LAYOUTS[0], 2)], ids=str)
 def test_killed_processes(options, procs, mirror, tmp_path):
-    """kill -9 of the whole family after a random report, several times; then the same bytes as without."""
+    """kill -9 of the whole family after a random report; then the same bytes as without."""
     top, writer = mirror
     whole = download(request(top, tmp_path / "whole", options=options))
     chance = random.Random(f"{procs}{options}")
     with http_server(top) as server:
-        for _ in range(2 if procs == 1 else 1):
-            process, said = start(server.url, tmp_path / "root", procs, options)
-            wanted = chance.randrange(13, 26)  # the plan reports 12 times
-            with said:
-                for _, line in zip(range(wanted), said):
-                    if line.startswith("done"):
-                        break
-                time.sleep(chance.random() * 0.02)
-                kill_tree(process)
+        process, said = start(server.url, tmp_path / "root", procs, options)
+        wanted = chance.randrange(13, 26)  # the plan reports 12 times
+        with said:
+            for _, line in zip(range(wanted), said):
+                if line.startswith("done"):
+                    break
+            time.sleep(chance.random() * 0.02)
+            kill_tree(process)
         place = DatasetPlace(tmp_path / "root", "atari/Qbert/2")
         assert not place.path.exists() or verify(place.path).ok
         outcome = download(request(server.url, tmp_path / "root", procs=procs, options=options))
@@ -193,7 +190,7 @@ def test_killed_at_every_touch_of_the_disk(options, small_mirror, tmp_path):
     reference = content(download(request(top, tmp_path / "whole", options=options)).path)
     touches = count_touches(request(top, tmp_path / "count", options=options))
     assert touches > 40
-    for at in sorted(random.Random(str(options)).sample(range(touches), min(touches, 7 * EFFORT))):
+    for at in sorted(random.Random(str(options)).sample(range(touches), min(touches, 5 * EFFORT))):
         root = tmp_path / f"{at}"
         wanted = request(top, root, options=options)
         assert in_child(wanted, at)[0] == "killed"
@@ -205,13 +202,12 @@ def test_killed_at_every_touch_of_the_disk(options, small_mirror, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize("options", LAYOUTS[:2], ids=["raw", "zstd"])
-def test_killed_while_starting_over(options, small_mirror, tmp_path):
+def test_killed_while_starting_over(small_mirror, tmp_path):
     """Two parts are done; --force is killed while it throws them away; an ordinary run must not believe the journal."""
-    top, _ = small_mirror
+    (top, _), options = small_mirror, LAYOUTS[1]
     reference = content(download(request(top, tmp_path / "whole", options=options)).path)
     interrupt(request(top, tmp_path / "interrupted", options=options), after_parts=2)
-    for at in range(4, 44, 2 if EFFORT > 1 else 6):
+    for at in range(4, 44, 2 if EFFORT > 1 else 8):
         root = shutil.copytree(tmp_path / "interrupted", tmp_path / f"{at}")
         in_child(request(top, root, options=options, force=True), at)
         outcome = download(request(top, root, options=options))
@@ -229,8 +225,8 @@ def test_replacement_is_killed(small_mirror, tmp_path):
     after = content(download(request(top, tmp_path / "new", options=new)).path)
     shutil.copytree(tmp_path / "old", tmp_path / "count")
     touches = count_touches(request(top, tmp_path / "count", options=new, force=True))
-    last = range(touches - 28, touches, 1 if EFFORT > 1 else 4)
-    for at in {*last, *random.Random(5).sample(range(touches), min(touches, 3 * EFFORT))}:
+    last = range(touches - 28, touches, 1 if EFFORT > 1 else 7)
+    for at in {*last, *random.Random(5).sample(range(touches), EFFORT)}:
         root = tmp_path / f"{at}"
         shutil.copytree(tmp_path / "old", root)
         assert in_child(request(top, root, options=new, force=True), at)[0] == "killed"
@@ -277,17 +273,12 @@ def test_what_is_finished_is_not_fetched_again(mirror, tmp_path):
 
 
 def test_the_number_of_processes_does_not_show(mirror, tmp_path):
-    """One, two and five processes, and a change between them, write the same bytes."""
+    """One and three processes, and a change between them, write the same bytes."""
     top, _ = mirror
-    for options, counts in ((LAYOUTS[0], (1, 2)), (LAYOUTS[1], (1, 5))):
-        found = []
-        for procs in counts:
-            outcome = download(request(top, tmp_path / f"{options}{procs}", procs=procs, options=options))
-            found.append(content(outcome.path))
-        mixed = request(top, tmp_path / f"{options}mixed", procs=3, options=options)
-        interrupt(mixed, after_parts=3)
-        found.append(content(download(request(top, mixed.root, procs=1, options=options)).path))
-        assert all(other == found[0] for other in found[1:])
+    one, three = (content(download(request(top, tmp_path / f"{procs}", procs=procs)).path) for procs in (1, 3))
+    mixed = request(top, tmp_path / "mixed", procs=2)
+    interrupt(mixed, after_parts=3)
+    assert one == three == content(download(request(top, mixed.root, procs=1)).path)
 
 
 # -- one writer ----------------------------------------------------------------------------------------------------
@@ -322,13 +313,7 @@ def test_a_living_writer_is_left_alone(small_mirror, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "processes",
-        "threads",
-    ],
-)
+@pytest.mark.parametrize("kind", ["processes", "threads"])
 def test_several_at_once(kind, mirror, tmp_path):
     """Of downloads begun together one writes; the others say that it does, or find the dataset complete."""
     top, writer = mirror
@@ -343,7 +328,7 @@ def test_several_at_once(kind, mirror, tmp_path):
         except Exception as error:
             found.append(type(error).__name__)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
+    threads = [threading.Thread(target=run) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -356,17 +341,21 @@ def test_several_at_once(kind, mirror, tmp_path):
 # -- other options, other sources ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "other", [{"codec": "zstd"}, {"unknown_next": "zero"}, {"time_limit": 40}, {"parts": (0, 1)}, {"layout": "ted"}]
-)
-def test_unfinished_work_with_other_options(other, small_mirror, tmp_path):
+def test_unfinished_work_with_other_options(small_mirror, tmp_path):
     """What was begun otherwise is neither used nor thrown away without --force."""
     top, _ = small_mirror
     interrupt(request(top, tmp_path, options={"codec": "raw"}), after_parts=1)
-    changed = {"codec": "raw", **other} if "layout" not in other else other
-    with pytest.raises(DatasetExistsError, match="unfinished atari/Qbert/2") as caught:
-        download(request(top, tmp_path, options=changed))
-    assert "--force" in caught.value.hint
+    raw = {"codec": "raw"}
+    for other in (
+        {"codec": "zstd"},
+        {**raw, "unknown_next": "zero"},
+        {**raw, "time_limit": 40},
+        {**raw, "parts": (0, 1)},
+        {"layout": "ted"},
+    ):
+        with pytest.raises(DatasetExistsError, match="unfinished atari/Qbert/2") as caught:
+            download(request(top, tmp_path, options=other))
+        assert "--force" in caught.value.hint
     assert download(request(top, tmp_path, options={"codec": "raw"})).action == "written"
 
 
@@ -455,7 +444,7 @@ def test_complete_is_complete(small_mirror, tmp_path):
     assert_clean(tmp_path)
 
 
-@pytest.mark.parametrize("options", LAYOUTS[:2], ids=["raw", "zstd"])
+@each_layout
 def test_growing_a_dataset(options, small_mirror, tmp_path):
     """More shards asked for later: what is there is taken over, and the rows are those of a fresh conversion."""
     top, writer = small_mirror
