@@ -92,14 +92,14 @@ def test_structures_with_wrong_numbers(tmp_path, how):
     sound = write_of_every_kind(tmp_path / "sound.hdf5", arrays, "infos", **how)
     data, rng, path = sound.read_bytes(), random.Random(str(how)), tmp_path / "raw" / "x.hdf5"
     path.parent.mkdir()
-    for number in range(12):
+    for number in range(6):
         path.write_bytes(change_structures(rng, data))
         survived(path, tmp_path / str(number))
     path.write_bytes(data)
     assert survived(path, tmp_path / "sound")
 
 
-@pytest.mark.parametrize("length", range(16, 120, 8))
+@pytest.mark.parametrize("length", (16, 48, 112))
 def test_files_that_end_in_their_superblock(tmp_path, length):
     path = written(tmp_path / "raw" / "x.hdf5")
     path.write_bytes(path.read_bytes()[:length])

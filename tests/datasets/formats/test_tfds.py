@@ -92,10 +92,10 @@ def test_what_is_encoded_is_decoded(whole, real, some):
                 other(name)
 
 
-def test_a_million_numbers_packed_or_not():
-    data = example({"a": ints(range(1 << 20)), "b": ints([1] * 5000, False), "c": blobs([b""] * 5000)})
+def test_many_numbers_packed_or_not():
+    data = example({"a": ints(range(1 << 15)), "b": ints([1] * 5000, False), "c": blobs([b""] * 5000)})
     found = parse_example(data)
-    assert np.array_equal(found["a"], np.arange(1 << 20))
+    assert np.array_equal(found["a"], np.arange(1 << 15))
     assert (len(found["b"]), len(found["c"])) == (5000, 5000)
 
 

@@ -26,7 +26,7 @@ EXPERT = "1M/expert"
 
 
 def get(name: str, root: Path, mirror: Path | str = ARCHIVES, **options) -> Dataset:
-    return Dataset(rbdata.download(f"gen_dgrl/{name}", root=root, mirror=str(mirror), procs=1, **options))
+    return Dataset(rbdata.download(f"gen_dgrl/{name}", root=root, mirror=str(mirror), procs=0, **options))
 
 
 @pytest.mark.parametrize("game", ["chaser", "maze"])
@@ -71,7 +71,7 @@ def test_an_independent_reader_agrees(
         if flat:
             one["rewards"] = one["rewards"][:, 0]
     file = write(top / f"chaser.tar{'.xz' if packed_tar else ''}", episodes, kind=kind, protocol=protocol)
-    path = rbdata.convert(file, "my/x", source="gen_dgrl", root=top / "root", procs=1)
+    path = rbdata.convert(file, "my/x", source="gen_dgrl", root=top / "root", procs=0)
     if flat:
         for one in episodes:
             one["rewards"] = one["rewards"][:, None]
@@ -106,7 +106,7 @@ def test_level_seed_and_return_of_the_file_are_kept(tmp_path):
     files["chaser/20230329T092200_8_6_-1_9.50.npy"] = packed(other)  # its return is 10
     files["chaser/README.txt"] = b"about"
     file = write_files(tmp_path / "chaser.tar.xz", files)
-    dataset = Dataset(rbdata.convert(file, "my/x", root=tmp_path / "root", procs=1))
+    dataset = Dataset(rbdata.convert(file, "my/x", root=tmp_path / "root", procs=0))
     assert dataset["info/level_seed"].flatten().tolist() == [107] * 4 + [-1] * 6
     assert dataset["info/stated_return"].flatten().tolist() == [10.0] * 4 + [9.5] * 6
     assert (dataset.manifest.counts["other_names"], dataset.manifest.counts["other_files"]) == (1, 1)
@@ -141,7 +141,7 @@ def test_every_layout_over_http(name, path, tmp_path):
 
 
 def test_archives_are_converted_by_their_name_their_folders_or_as_told(tmp_path):
-    convert = {"root": tmp_path / "root", "procs": 1}
+    convert = {"root": tmp_path / "root", "procs": 0}
     mixed = {
         f"{game}/{gen_dgrl_truth.file_name(episode(2), n)}": packed(episode(2))
         for n, game in enumerate(("bigfish", "chaser"))
@@ -268,7 +268,7 @@ def test_an_archive_that_is_cut_anywhere_is_an_error(kind, tmp_path):
     for size in (0, 100, len(whole) // 2, *(members if kind == "plain" else [len(whole) - 50])):
         file.write_bytes(whole[:size])
         with pytest.raises(CorruptSourceError, match="chaser"):
-            rbdata.convert(file, "my/x", source="gen_dgrl", root=tmp_path / "root", procs=1)
+            rbdata.convert(file, "my/x", source="gen_dgrl", root=tmp_path / "root", procs=0)
 
 
 @pytest.mark.parametrize("kind", ["link", "device"])
@@ -280,4 +280,4 @@ def test_links_and_devices_are_refused(kind, tmp_path):
         member.type, member.linkname = (tarfile.SYMTYPE if kind == "link" else tarfile.CHRTYPE), "/etc/passwd"
         archive.addfile(member)
     with pytest.raises(CorruptSourceError, match="neither a file nor a folder"):
-        rbdata.convert(file, "my/x", source="gen_dgrl", root=tmp_path / "root", procs=1)
+        rbdata.convert(file, "my/x", source="gen_dgrl", root=tmp_path / "root", procs=0)

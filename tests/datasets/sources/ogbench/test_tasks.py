@@ -86,7 +86,7 @@ def test_trap_67_and_68_the_reward_is_of_the_state_before_the_action_and_episode
     arrays["qpos"][[1, 4, 8], :2] = GOALS["pointmaze-medium"]["task1"]["goal_xy"]  # row 4 and row 8 are final states
     mirror = write(tmp_path / "raw" / "pointmaze-medium-navigate-v0.npz", arrays).parent
     name = "ogbench/pointmaze-medium-navigate-singletask-v0"
-    dataset = Dataset(rbdata.download(name, root=tmp_path / "root", mirror=str(mirror), procs=1))
+    dataset = Dataset(rbdata.download(name, root=tmp_path / "root", mirror=str(mirror), procs=0))
     assert dataset["next/reward"].flatten().tolist() == [-1, 0, -1, -1, -1, -1, -1]
     assert dataset["masks"].tolist() == [1, 0, 1, 1, 1, 1, 1]
     assert dataset.episodes.lengths.tolist() == [4, 3] and not dataset["next/terminated"].any()
@@ -110,9 +110,9 @@ def test_trap_67_and_68_the_reward_is_of_the_state_before_the_action_and_episode
     ],
 )
 def test_a_task_of_real_files_downloaded_and_converted(file, name, tmp_path):
-    downloaded = rbdata.download(f"ogbench/{name}", root=tmp_path / "root", mirror=str(DATA / "ogbench"), procs=1)
+    downloaded = rbdata.download(f"ogbench/{name}", root=tmp_path / "root", mirror=str(DATA / "ogbench"), procs=0)
     converted = rbdata.convert(
-        DATA / "ogbench" / file, dataset_id="my/task", dataset=name, root=tmp_path / "root", procs=1
+        DATA / "ogbench" / file, dataset_id="my/task", dataset=name, root=tmp_path / "root", procs=0
     )
     environment = name.removeprefix("visual-").partition("-play")[0].partition("-navigate")[0]
     known = GOALS[environment]
@@ -135,7 +135,7 @@ def test_a_file_of_another_environment_is_refused(tmp_path):
     mirror = write(tmp_path / "raw" / "cube-triple-play-v0.npz", make([3])).parent
     name = "ogbench/cube-triple-play-singletask-v0"
     with pytest.raises(CorruptSourceError, match=r"qpos has rows of \[15\], too few"):
-        rbdata.download(name, root=tmp_path / "root", mirror=str(mirror), procs=1)
+        rbdata.download(name, root=tmp_path / "root", mirror=str(mirror), procs=0)
     write(tmp_path / "raw" / "puzzle-3x3-play-v0.npz", make([3]))
     with pytest.raises(CorruptSourceError, match="has no button_states"):
-        rbdata.download("ogbench/puzzle-3x3-play-singletask-v0", root=tmp_path / "root", mirror=str(mirror), procs=1)
+        rbdata.download("ogbench/puzzle-3x3-play-singletask-v0", root=tmp_path / "root", mirror=str(mirror), procs=0)

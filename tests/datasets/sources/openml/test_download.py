@@ -403,21 +403,3 @@ def test_an_empty_table(server, tmp_path):
     server.table(7, "@attribute a real\n@attribute y {n}\n@data\n% nothing\n")
     with pytest.raises(CorruptSourceError, match="holds no rows"):
         get(server.url, tmp_path, "7", target="y")
-
-
-# -- other readers -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", ["61", "3", "561", "62", "40675", "42585", "1119", "2", "40966", "40945", "40589"])
-def test_against_scikit_learns_parser(number, recorded, tmp_path):
-    """Where it is right: dense files. Runs where scikit-learn happens to be installed."""
-    parser = pytest.importorskip("sklearn.externals._arff")
-    dataset = get(recorded.url, tmp_path, number, missing="keep")
-    about = json.loads(recorded.pages[f"{API}/{number}"][1])["data_set_description"]
-    path = about["url"].partition("openml.org/")[2]
-    theirs = parser.load(recorded.pages[path][1].decode(), encode_nominal=False)
-    names = [name for name, _ in theirs["attributes"]]
-    for found, row in zip(decoded(dataset), theirs["data"]):
-        for name, value in found.items():
-            stated = row[names.index(name)]
-            assert value == (np.float32(stated) if isinstance(value, float) else stated)

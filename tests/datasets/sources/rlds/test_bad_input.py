@@ -49,7 +49,7 @@ def write(folder, count=3, **changed):
 
 def fails(folder, tmp_path, kind, *words, **options):
     with pytest.raises(kind) as caught:
-        api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1, **options)
+        api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=0, **options)
     assert all(word in f"{caught.value} {caught.value.hint}" for word in words), str(caught.value)
     assert not (tmp_path / "root" / "my" / "x").exists()
     return caught.value
@@ -81,7 +81,7 @@ def test_a_file_that_is_missing_is_named(tmp_path):
     file_of(folder).rename(folder / "made-train.tfrecord-00000-of-00003")
     error = fails(folder, tmp_path, ObjectNotFoundError, "made-train.tfrecord-00001-of-00003", "shards")
     assert error.partly_there
-    api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1, shards="0")
+    api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=0, shards="0")
     fails(folder, tmp_path / "2", ObjectNotFoundError, "file 7", shards="7")
 
 
@@ -161,7 +161,7 @@ def test_rewards_and_flags_that_are_not_numbers(tmp_path, name, feature, values)
     rows = rows_of(3, observation=[[1.0, 2.0]] * 3, action=[1, 2, 0], **{name: values})
     folder = write_folder(tmp_path / "raw", features, [({}, rows)])
     fails(folder, tmp_path, UsageError, f"steps/{name} is not one number a step", f"name {name} in --leave-out")
-    made = api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1, leave_out=name)
+    made = api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=0, leave_out=name)
     assert rbdata.open_dataset(made)["next/reward"].count_nonzero() == 0
 
 
@@ -316,5 +316,5 @@ def test_a_rerun_continues(tmp_path):
     last.write_bytes(whole[:-40])
     fails(folder, tmp_path, RbdataError, last.name)
     last.write_bytes(whole)
-    made = api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=1)
+    made = api.convert(folder, "my/x", source="rlds", root=tmp_path / "root", procs=0)
     assert len(api.open_dataset(made)) == 50

@@ -30,7 +30,7 @@ def no_root_of_tfds(tmp_path, monkeypatch):
 
 def get(root, name, extra=None, **fields) -> Dataset:
     options = ConvertOptions(extra=extra or {})
-    outcome = download(Request(name, root=root, procs=1, fetch=FAST, options=options, **fields))
+    outcome = download(Request(name, root=root, procs=0, fetch=FAST, options=options, **fields))
     assert verify(outcome.path).ok
     return Dataset(outcome.path)
 
@@ -144,7 +144,7 @@ def test_shards_and_a_web_server(tmp_path):
 
 
 def test_raw_files_that_are_kept_are_a_mirror(tmp_path, doors):
-    kept = download(Request("openx/bridge", root=tmp_path, keep_raw=True, fetch=FAST, procs=1))
+    kept = download(Request("openx/bridge", root=tmp_path, keep_raw=True, fetch=FAST, procs=0))
     assert (tmp_path / ".raw/openx/bridge_data_v2/0.0.1/features.json").is_file()
     again = get(tmp_path / "2", "openx/bridge", mirror=str(tmp_path / ".raw/openx"))
     assert again.manifest.steps == kept.manifest.steps

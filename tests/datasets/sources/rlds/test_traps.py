@@ -37,7 +37,7 @@ def episode(count, terminal=True, last=True, action=0.0, reward=0.0, discount=1.
 
 
 def convert(folder, root, **options):
-    made = api.convert(folder, "my/x", source="rlds", root=root, procs=1, force=True, **options)
+    made = api.convert(folder, "my/x", source="rlds", root=root, procs=0, force=True, **options)
     assert verify(made).ok
     return Dataset(made)
 

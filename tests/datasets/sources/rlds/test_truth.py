@@ -20,7 +20,7 @@ NAMES = {"toy_robot": "step", "toy_spec": "observation"}
 
 
 def convert(path: Path, root: Path, **options) -> Dataset:
-    made = api.convert(path, "my/x", source="rlds", root=root, procs=1, force=True, **options)
+    made = api.convert(path, "my/x", source="rlds", root=root, procs=0, force=True, **options)
     assert verify(made).ok
     return Dataset(made)
 

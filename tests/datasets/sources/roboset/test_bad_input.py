@@ -38,14 +38,14 @@ def write(path: Path, name: str = "Trial0", **changed) -> Path:
 
 def refused(path: Path, root: Path, message: str) -> None:
     with pytest.raises(CorruptSourceError, match=message):
-        rbdata.convert(path, "my/x", root=root, source="roboset", procs=1)
+        rbdata.convert(path, "my/x", root=root, source="roboset", procs=0)
     assert not (root / "my").exists()
 
 
 def test_from_a_web_server_that_breaks_off(tmp_path):
     with http_server(DATA / "roboset") as server:
         server.faults.cut(after=700)
-        rbdata.download(f"roboset/{DOOR}", root=tmp_path, mirror=server.url, procs=1)
+        rbdata.download(f"roboset/{DOOR}", root=tmp_path, mirror=server.url, procs=0)
         assert any(one[2] == "bytes=700-" for one in server.faults.requests)
     truth = Truth.of_file(DATA / f"roboset/truth/{DOOR.replace('/', '_')}.npz")
     truth.check(rbdata.open_dataset(f"roboset/{DOOR}", root=tmp_path))
@@ -102,6 +102,6 @@ def test_a_trial_without_a_step_is_left_out(tmp_path, rows):
     """A log that was stopped at once has an observation, or nothing."""
     short = {key: values[:rows] for key, values in trial().items()}
     write(write(tmp_path / "raw" / "a.h5", **short), "Trial1")
-    dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "raw", "my/x", root=tmp_path, source="roboset", procs=1))
+    dataset = rbdata.open_dataset(rbdata.convert(tmp_path / "raw", "my/x", root=tmp_path, source="roboset", procs=0))
     assert dataset.episodes.lengths.tolist() == [4] and dataset["episode"].tolist() == [1] * 4
     assert dataset.manifest.counts["empty_episodes"] == 1

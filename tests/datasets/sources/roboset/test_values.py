@@ -20,7 +20,7 @@ TRUTH = DATA / "roboset/truth"
 
 
 def converted(folder: Path, root: Path):
-    path = rbdata.convert(folder, "my/x", root=root, procs=1)
+    path = rbdata.convert(folder, "my/x", root=root, procs=0)
     assert verify(path).ok
     return rbdata.open_dataset(path)
 
@@ -38,7 +38,7 @@ def write(path: Path, trials: dict[str, dict[str, np.ndarray]]) -> Path:
 @pytest.mark.parametrize("name", ["FK1-v4(expert)/FK1_MicroOpenRandom_v2d-v4", "DAPG(human)/door_v2d-v1"])
 def test_transitions_are_those_that_were_meant(tmp_path, name):
     """Trap 86: reward and done of a row belong to its observation; no step of the last row; trials by their number."""
-    rbdata.download(f"roboset/{name}", root=tmp_path, mirror=DATA / "roboset", procs=1)
+    rbdata.download(f"roboset/{name}", root=tmp_path, mirror=DATA / "roboset", procs=0)
     dataset = rbdata.open_dataset(f"roboset/{name}", root=tmp_path)
     Truth.of_file(TRUTH / f"{name.replace('/', '_')}.npz").check(dataset)
     assert verify(dataset.path).ok
@@ -50,7 +50,7 @@ def test_transitions_are_those_that_were_meant(tmp_path, name):
 
 
 def test_a_real_robot_has_cameras_and_no_reward(tmp_path):
-    rbdata.download("roboset/real/set_0_trace", root=tmp_path, mirror=DATA / "roboset", procs=1)
+    rbdata.download("roboset/real/set_0_trace", root=tmp_path, mirror=DATA / "roboset", procs=0)
     dataset = rbdata.open_dataset("roboset/real/set_0_trace", root=tmp_path)
     truth = np.load(TRUTH / "real_set_0.npz")
     joints = [dataset[f"observation/{key}"].numpy() for key in ("qp_arm", "qv_arm", "qp_ee", "qv_ee")]

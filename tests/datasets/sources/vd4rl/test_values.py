@@ -25,7 +25,7 @@ SETS = {
 
 
 def converted(folder: Path, root: Path):
-    path = rbdata.convert(folder, "my/x", root=root, procs=1)
+    path = rbdata.convert(folder, "my/x", root=root, procs=0)
     assert verify(path).ok
     return rbdata.open_dataset(path)
 
@@ -33,7 +33,7 @@ def converted(folder: Path, root: Path):
 @pytest.mark.parametrize("name", SETS)
 def test_transitions_are_those_that_were_meant(tmp_path, name):
     """Traps 79 and 80: action and reward of a row led to its image; 500 images with 501 flags; no next episode's frame."""
-    rbdata.download(f"vd4rl/{name}", root=tmp_path, mirror=DATA / "vd4rl", procs=1)
+    rbdata.download(f"vd4rl/{name}", root=tmp_path, mirror=DATA / "vd4rl", procs=0)
     dataset = rbdata.open_dataset(f"vd4rl/{name}", root=tmp_path)
     Truth.of_file(DATA / f"vd4rl/truth/{name}.npz").check(dataset, SETS[name])
     assert (dataset["info/discount"] == (~dataset["next/terminated"]).float()[:, 0]).all()
