@@ -170,22 +170,24 @@ def _starting() -> Iterator[None]:
     """Start the fork server, or workers, in this block.
 
     They see an empty main module, and so do not run the program's again: scripts need no ``if __name__ == "__main__"``. Ctrl-C
-    acts at the end of the block, and never on the server: what it finds half started would print a traceback. The mask is for
-    the server, which inherits it; here, another thread may get the signal.
+    acts at the end of the block, and never on the server: what it finds half started would print a traceback. So does an alarm:
+    the command line sets one when Ctrl-C comes during an import. The mask is for the server, which inherits it; here, another
+    thread may get the signal.
     """
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    mask, handler, interrupts = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), None, list[int]()
+    main, handlers, interrupts = sys.modules["__main__"], dict[int, Any](), list[int]()
     if threading.current_thread() is threading.main_thread():
-        handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+        for number in (signal.SIGINT, signal.SIGALRM):
+            handlers[number] = signal.signal(number, lambda number, frame: interrupts.append(number))
+    mask, sys.modules["__main__"] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
-        if handler is not None:
-            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if interrupts:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in interrupts:
+            signal.raise_signal(number)
 
 
 def _start_server(modules: Sequence[str]) -> None:
