@@ -272,14 +272,6 @@ class ReplayBuffer:
             self._warned |= {what}
             warnings.warn(message, stacklevel=4)
 
-    def can_sample(self, batch_size: int | None = None) -> bool:
-        """Return whether `sample` with this size would return a batch."""
-        size = self.batch_size if batch_size is None else check_batch_size(batch_size)
-        if size is None:
-            raise UsageError("no batch size", hint="give batch_size to the buffer (or to load()), or to can_sample()")
-        with self._lock:
-            return bool(self.sampler.can_sample(self.storage, size))
-
     def sample_at(self, index: Any) -> Any:
         """Return the batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
 

@@ -42,7 +42,6 @@ class PrioritizedSampler(Sampler):
     - ``alpha``, ``beta``: the exponents above, numbers or tensors of one; setting ``alpha`` later transforms what is stored.
     - ``eps``: added to every priority. ``dtype``: of the weights.
     - ``reduction``: how a priority of several values becomes one: max, min, mean, median or sum.
-    - ``device``: taken for compatibility, without effect: priorities are in main memory.
     """
 
     has_priorities = True
@@ -55,7 +54,6 @@ class PrioritizedSampler(Sampler):
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
-        device: Any = None,
     ) -> None:
         max_capacity = whole_number("max_capacity", max_capacity, 1)
         for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
@@ -81,14 +79,6 @@ class PrioritizedSampler(Sampler):
         _check_exponent("alpha", value)
         self._alpha = value
         self._refill()
-
-    @property
-    def max_size(self) -> int:
-        return self.max_capacity
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
 
     @property
     def default_priority(self) -> float:
@@ -263,8 +253,6 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         eps: float = 1e-8,
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
-        *,
-        device: Any = None,
         **slices: Any,
     ) -> None:
         self._starts: tuple[EpisodePool, np.ndarray, SumTree] | None = None

@@ -21,9 +21,8 @@ from ....errors import SamplingError, UsageError
 from ..draw import Draw, flags_of
 from ..order import Order, Pass, Permutation, Turn, draw_seed
 from ..saved import Saved
-from ..storages.rows import whole_numbers
 from ..storages.storage import Storage, require_records
-from ..timeline import Key, entry_key
+from ..timeline import Key, as_key, entry_key
 
 
 class Sampler(Saved):
@@ -74,14 +73,6 @@ class Sampler(Saved):
     def one_pass(self, storage: Storage, batch_size: int) -> Pass | None:
         """Return the pass that batches of this size make; None if they are endless."""
         return None
-
-    def can_sample(self, storage: Storage, batch_size: int) -> bool:
-        """Return whether a batch of this size can be drawn."""
-        try:
-            self.draw(storage, batch_size, self.order.turn())
-        except SamplingError:
-            return False
-        return True
 
     @property
     def ran_out(self) -> bool:
@@ -190,27 +181,13 @@ def checked(found: Any, sampler: Sampler, storage: Storage) -> tuple[torch.Tenso
     name = f"{type(sampler).__name__}.sample()"
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
         raise SamplingError(f"{name} must return an index and a dictionary, not {found!r:.60}")
-    index, given = found
-    parts = [whole_numbers(part) for part in (index if isinstance(index, tuple) else (index,))]
-    if not isinstance(index, tuple) and storage.ndim > 1 and parts[0].ndim == 2:
-        parts = list(parts[0].unbind(-1))
-    if len(parts) != storage.ndim or any(part.ndim != 1 or len(part) != len(parts[0]) for part in parts):
-        shapes = ", ".join(str(list(part.shape)) for part in parts)
-        raise SamplingError(f"the index of {name} has shape {shapes}, and the storage {storage.ndim} dimensions")
-    for place, (part, size) in enumerate(zip(parts, storage.shape)):
-        if len(part) and not -size <= int(part.min()) <= int(part.max()) < size:
-            raise SamplingError(f"rows {part.tolist()!s:.60} of {name} are not among {size}")
-        parts[place] = torch.where(part < 0, part + size, part)
-    rows = parts[0] if storage.ndim == 1 else storage.flat(tuple(parts))
-    info: dict[Key, torch.Tensor] = {}
-    for key, value in given.items():
-        if key == "index":
-            continue
-        try:
-            tensor = torch.as_tensor(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise SamplingError(f"{key} of {name} is not a tensor: {value!r:.60}") from error
-        if tensor.ndim and len(tensor) != len(rows):
-            raise SamplingError(f"{key} of {name} has shape {list(tensor.shape)}, for {len(rows)} rows")
-        info[(key,) if isinstance(key, str) else tuple(key)] = tensor
+    rows, count = storage.flat(found[0]), len(storage)
+    if storage.ndim == 1:
+        rows = torch.where(rows < 0, rows + count, rows)
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < count:
+        raise SamplingError(f"rows {found[0]!s:.60} of {name} are not among {count}")
+    info = {as_key(key): torch.as_tensor(value) for key, value in found[1].items() if key != "index"}
+    for key, value in info.items():
+        if value.ndim and len(value) != len(rows):
+            raise SamplingError(f"{'/'.join(key)} of {name} has shape {list(value.shape)}, for {len(rows)} rows")
     return rows, info

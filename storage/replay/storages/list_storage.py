@@ -65,12 +65,10 @@ class ListStorage(Storage):
         if len(rows) != len(records):
             raise SchemaError(f"{len(records)} records for {len(rows)} places")
         check_no_gap(rows, before, self.capacity)
-        for place, record in zip(rows.tolist(), [self._own(record) for record in records]):
-            if place < len(self._records):
-                self._records[place] = record
-            else:
-                self._records.extend([None] * (place + 1 - len(self._records)))
-                self._records[place] = record
+        own = [self._own(record) for record in records]
+        self._records.extend([None] * (max(rows.tolist(), default=-1) + 1 - before))
+        for place, record in zip(rows.tolist(), own):
+            self._records[place] = record
         self._note_write(rows, before, set_cursor)
 
     def _own(self, record: Any) -> Any:

@@ -181,18 +181,12 @@ def test_a_tuple_for_a_storage_of_two_dimensions(lib):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (torch.tensor([0, 1]), "must return"),
         ((torch.tensor([0, 1]), None), "must return"),
         ((torch.tensor([0.0, 1.0]), {}), "whole numbers"),
-        ((torch.tensor([True, False]), {}), "whole numbers"),
         ((slice(0, 3), {}), "whole numbers"),
         ((torch.tensor([0, 12]), {}), "not among"),
         ((torch.tensor([-13, 0]), {}), "not among"),
-        ((torch.zeros(2, 2, dtype=torch.int64), {}), "has shape"),
-        ((3, {}), "has shape"),
-        (((torch.tensor([0]), torch.tensor([0])), {}), "has shape"),
         ((torch.tensor([0, 1]), {"x": torch.zeros(3)}), "has shape"),
-        ((torch.tensor([0, 1]), {"x": "text"}), "not a tensor"),
     ],
     ids=str,
 )
