@@ -52,7 +52,7 @@ class ReplayBuffer:
     - ``storage``, ``sampler``, ``writer``: instances, or functions that make them. ``storage`` may also be a `Dataset` or the
       path of one. Defaults: ``ListStorage(1000)``, `RandomSampler`, `RoundRobinWriter` (read-only over a dataset).
     - ``collate_fn``: makes a batch of the records that the storage returns; the default stacks the records of a list.
-    - ``transform``, or ``transform_factory`` that makes it: see `chain`.
+    - ``transform``: see `chain`.
     - ``batch_size``: may be given to `sample` instead, but iteration and prefetching need it here.
     - ``prefetch``: the number of batches that are drawn and made ahead, in as many threads: they lag at most that many behind
       writes and priorities. ``pin_memory``, ``device``: where batches are put.
@@ -85,7 +85,6 @@ class ReplayBuffer:
         pin_memory: bool = False,
         prefetch: int | None = None,
         transform: Any = None,
-        transform_factory: Callable[[], Any] | None = None,
         batch_size: int | None = None,
         dim_extend: int | None = None,
         generator: torch.Generator | None = None,
@@ -102,10 +101,6 @@ class ReplayBuffer:
             raise UsageError(message, hint="LazyMemmapStorage keeps the records in files that another process can open")
         if dim_extend is not None and dim_extend < 0:
             raise UsageError(f"dim_extend must not be negative, and is {dim_extend}")
-        if transform_factory is not None:
-            if transform is not None:
-                raise UsageError("give transform or transform_factory, not both")
-            transform = transform_factory()
         self.batch_size = None if batch_size is None else check_batch_size(batch_size)
         store = storage_of(storage)
         sampler = sampler_of(sampler)

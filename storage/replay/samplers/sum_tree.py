@@ -137,12 +137,9 @@ class SumTree:
             values = self._arrays[0][found]
         return found, values
 
-    def find(self, mass: np.ndarray) -> np.ndarray:
-        """For each ``mass`` in ``[0, total)`` the index whose interval of the running sum contains it."""
-        return self._find(mass)[0]
-
     def _find(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """The indices as `find` returns them, their values, and the smallest of these values."""
+        """For each ``mass`` in ``[0, total)`` the index whose interval of the running sum contains it; the values there, and the
+        smallest of these."""
         running = self._sums()
         # In ascending order: a search that begins where the last one ended costs half.
         order = mass.argsort()
@@ -170,7 +167,7 @@ class SumTree:
 
 
 def _add_up(rows: np.ndarray) -> np.ndarray:
-    """The sum of each row, float64 ``[n, 16]`` to ``[n]``, from left to right as `find` and the compiled loops do."""
+    """The sum of each row, float64 ``[n, 16]`` to ``[n]``, from left to right as `SumTree.draw` does."""
     columns = np.ascontiguousarray(rows.T)
     # Column by column, except for a single row, in which NumPy would first add every eighth element.
     sums: np.ndarray = np.add.reduce(columns, 0) if len(rows) > 1 else columns.cumsum(0)[-1]

@@ -71,7 +71,7 @@ def test_modules_and_torchrl_transforms(folder):
     buffer = ReplayBuffer(
         storage=LazyTensorStorage(5),
         batch_size=3,
-        transform_factory=lambda: transforms.Compose(
+        transform=transforms.Compose(
             transforms.RenameTransform(["observation"], ["state"]), transforms.DoubleToFloat()
         ),
     )
@@ -96,8 +96,6 @@ def test_a_transform_may_keep_data_back():
 def test_bad_transforms():
     with pytest.raises(UsageError, match="called with a batch"):
         ReplayBuffer(transform=5)
-    with pytest.raises(UsageError, match="not both"):
-        ReplayBuffer(transform=Scale(), transform_factory=Scale)
     with pytest.raises(UsageError, match="no place 3"):
         ReplayBuffer().insert_transform(3, Scale())
 
