@@ -138,8 +138,8 @@ class SumTree:
         return found, values
 
     def _find(self, mass: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-        """For each ``mass`` in ``[0, total)`` the index whose interval of the running sum contains it; the values there, and the
-        smallest of these."""
+        """For each ``mass`` in ``[0, total)`` the index whose interval of the running sum contains it; the values there, and
+        the smallest of these."""
         running = self._sums()
         # In ascending order: a search that begins where the last one ended costs half.
         order = mass.argsort()
