@@ -250,8 +250,6 @@ def test_a_killed_append_leaves_the_dataset_and_is_continued(
 
 
 def test_an_interrupted_append_is_not_continued_onto_another_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TablesUnit, "keep_seconds", 0)
-
     monkeypatch.setattr(own_data, "_TOGETHER_EPISODES", 20)
 
     def failing(first: int) -> Iterator[dict[str, Any]]:

@@ -31,6 +31,7 @@ class GivenReader(Reader):
     """A lead with the small leaves, and a unit for each part of the large ones; ``changed``: what other objects state."""
 
     source, converter, here = "test", "test 1", True
+    return_steps = 4  # an episode goes on in the next block
 
     def __init__(self, recipe: Recipe, changed: Mapping[int, Mapping[str, Any]]) -> None:
         super().__init__(None, DirectoryLocation("this machine"), ConvertOptions())
