@@ -263,7 +263,7 @@ def inspect(
 def export(
     id_or_path: PathLike | Dataset,
     dest: PathLike,
-    to: Literal["npz", "d4rl", "minari", "parquet", "torchrl", "lerobot"],
+    to: Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"],
     *,
     root: PathLike | None = None,
     force: bool = False,
@@ -274,7 +274,8 @@ def export(
 
     ``to`` is the format: ``"npz"`` flat arrays, ``"d4rl"`` HDF5, ``"minari"`` a folder for `minari.load_dataset` (its name ends
     with a version: ``hopper-v0``), ``"parquet"`` a row per step, ``"torchrl"`` a folder for `TensorDict.load_memmap`,
-    ``"lerobot"`` one for lerobot's `LeRobotDataset`. An `ExportWarning` says what the format leaves out or changes.
+    ``"rlds"`` one for `tfds.builder_from_directory`, ``"lerobot"`` one for lerobot's `LeRobotDataset`. An `ExportWarning` says
+    what the format leaves out or changes.
 
     Of ``"lerobot"``: ``frames`` become H.264 ``"video"``, which changes their values (the default), or PNG in the rows,
     ``"image"``; ``fps`` is the number of steps a second, by default what the dataset states, else 30.

@@ -21,7 +21,7 @@ from harness import machine, measure, size, table
 
 WORK = Path(".bench") / "own_data"
 LENGTH = 100
-FORMATS = ("npz", "d4rl", "torchrl", "parquet", "minari", "lerobot")
+FORMATS = ("npz", "d4rl", "torchrl", "parquet", "minari", "rlds", "lerobot")
 
 
 def episodes(steps: int) -> Iterator[dict[str, Any]]:

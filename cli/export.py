@@ -16,6 +16,7 @@ EXAMPLES = """
   rbdata export hopper-medium-v2 hopper.hdf5 --to d4rl
   rbdata export my/x ~/.minari/datasets/mine/x-v0 --to minari
   rbdata export my/x steps.parquet --to parquet
+  rbdata export my/x ~/tensorflow_datasets/x/1.0.0 --to rlds
   rbdata export my/x ~/lerobot/x --to lerobot --fps 20 --frames image
 """
 
@@ -24,7 +25,7 @@ def run(
     dataset: LocalId,
     dest: Annotated[Path, Argument(metavar="DEST", help="The file or folder to write.", show_default=False)],
     to: Annotated[
-        Literal["npz", "d4rl", "minari", "parquet", "torchrl", "lerobot"],
+        Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"],
         Option(help="The format.", show_default=False),
     ],
     frames: Annotated[Literal["video", "image"] | None, Option(help="lerobot: H.264 (default; lossy), or PNG.")] = None,
@@ -35,8 +36,8 @@ def run(
     """Write a dataset as files of another library.
 
     npz: flat arrays. d4rl: HDF5. minari: a folder that minari.load_dataset loads. parquet: a row per step. torchrl: a folder
-    that TensorDict.load_memmap maps. lerobot: a folder that LeRobotDataset reads. Notes list what the format cannot hold. The
-    dataset is not changed.
+    that TensorDict.load_memmap maps. rlds: a folder that tfds.builder_from_directory reads. lerobot: a folder that
+    LeRobotDataset reads. Notes list what the format cannot hold. The dataset is not changed.
     """
     from ..datasets.export import write_export
     from ..datasets.opening import open_dataset

@@ -5,10 +5,11 @@
     minari    DEST/data/     a dataset that `minari.load_dataset` loads (https://minari.farama.org)
     parquet   DEST.parquet   a row per step; columns by TED key, with the numbers of episode and step
     torchrl   DEST/          plain TED that `tensordict.TensorDict.load_memmap` maps, as TorchRL's datasets are
+    rlds      DEST/          a folder that `tfds.builder_from_directory` reads (https://github.com/google-research/rlds)
     lerobot   DEST/          a folder that lerobot's `LeRobotDataset` reads (https://huggingface.co/docs/lerobot)
 
 A dataset is read block by block, so that memory stays flat; the target is renamed into place when it is complete. `rbdata
-convert` reads all formats back: Minari and LeRobot as the sources of these names, the others as ``arrays``.
+convert` reads all formats back: Minari, RLDS and LeRobot as the sources of these names, the others as ``arrays``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..errors import DatasetExistsError, DiskError, RbdataError, UsageError
 from ..storage import plugins
 from ..storage.dataset import Dataset, read_columns
 from ..storage.durable import is_full
-from ..storage.episodes import CUT
+from ..storage.episodes import CUT, TERMINATED
 from ..storage.folder import beside, remove_tree
 from ..storage.leaf import Leaf
 from ..storage.manifest import FILENAME
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from .formats.lerobot import WrittenColumn
     from .sources.known_environment import KnownEnvironment
 
-Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "lerobot"]
+Format = Literal["npz", "d4rl", "minari", "parquet", "torchrl", "rlds", "lerobot"]
 Frames = Literal["video", "image"]
 
 _RENAME = "use another format, or rename the leaf with a function of `rbdata preprocess`"
@@ -487,6 +488,71 @@ def _write_torchrl(work: _Export, part: Path, target: Path) -> None:
     _note_cut(work)
 
 
+# -- RLDS ----------------------------------------------------------------------------------------------------------------
+
+
+def _write_rlds(work: _Export, part: Path, target: Path) -> None:
+    """An episode of n steps becomes n + 1 rows; the last holds the final observation, and zeros in all other columns."""
+    from .formats.tfds import EpisodeFolder, WrittenFeature
+
+    _check_successors(work)
+    dataset, flags = work.dataset, ("is_first", "is_last", "is_terminal")
+    keys = [key for key in work.ted_keys() if not key.startswith("next/")]
+    own = {"reward", *flags}
+    taken = [top for top in (key.partition("/")[0] for key in keys) if top in own]
+    if taken:
+        raise UsageError(f"a leaf is named {taken[0]}, which is a feature of the format's own", hint=_RENAME)
+    names = _short_names(keys, own)
+    _note_names(work, names)
+    features = [WrittenFeature(names[key], work.leaf(key).dtype, work.leaf(key).shape) for key in keys]
+    rules = [WrittenFeature("reward", "float32", ()), *(WrittenFeature(flag, "bool", ()) for flag in flags)]
+    version = target.name if re.fullmatch(r"\d+\.\d+\.\d+", target.name) else ""
+    name = re.sub(r"[^a-z0-9_]", "_", (target.parent.name if version else target.name).lower())
+    folder = EpisodeFolder(part, name, version or "1.0.0", [*features, *rules])
+    for number, (start, end) in enumerate(work.episodes()):
+        lists: dict[str, Any] = {}
+        for key, feature in zip(keys, features):
+            blocks = _episode_rows(work, key, start, end)
+            if feature.encoding == "none":
+                lists[feature.name] = np.concatenate(list(blocks))
+            else:
+                lists[feature.name] = [one for block in blocks for one in feature.encode(block)]
+        reward = work.rows("next/reward", start, end).reshape(-1)
+        lists["reward"] = np.append(reward, np.float32(0))
+        at, outcome = np.arange(start, end + 1), dataset.episodes.outcomes[number]
+        lists["is_first"] = at == start
+        lists["is_last"] = (at == end) & (outcome != CUT)
+        lists["is_terminal"] = (at == end) & (outcome == TERMINATED)
+        folder.add(lists)
+    work.note_left_out({*keys, *(f"next/{key}" for key in keys), *_OUTCOME})
+    _end_flags(work)
+    folder.finish(f"Exported by rbdata from {dataset.id}.", dataset.manifest.citation)
+
+
+def _short_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
+    """The feature name of each leaf: its key, without ``info/`` unless another leaf has that name."""
+    tops = {key.partition("/")[0] for key in keys} | taken
+    shortened = {key: key.removeprefix("info/") for key in keys}
+    return {key: key if name.partition("/")[0] in tops else name for key, name in shortened.items()}
+
+
+def _note_names(work: _Export, names: Mapping[str, str]) -> None:
+    """Note the leaves that have another name in the format than their key without ``info/``; dots part levels there too."""
+    for key, name in names.items():
+        if name.replace(".", "/") != key.removeprefix("info/"):
+            work.notes.append(f"{key}: its column is {name}.")
+
+
+def _episode_rows(work: _Export, key: str, low: int, high: int) -> Iterator[np.ndarray]:
+    """The rows of a key in one episode, in blocks, followed by its final row: zeros if the key has none."""
+    for span in _spans(low, high, work.leaf(key).row_bytes):
+        block = work.rows(key, *span)
+        yield block
+        work.wrote(block.nbytes)
+    has_states = f"next/{key}" in work.dataset.schema.names
+    yield work.rows(f"next/{key}", high - 1, high) if has_states else np.zeros_like(block[:1])
+
+
 # -- LeRobot -------------------------------------------------------------------------------------------------------------
 
 #: Columns below these names are not read as leaves below ``info``.
@@ -609,20 +675,6 @@ def _lerobot_names(
     return dotted, held_by_own
 
 
-def _short_names(keys: Sequence[str], taken: set[str]) -> dict[str, str]:
-    """The feature name of each leaf: its key, without ``info/`` unless another leaf has that name."""
-    tops = {key.partition("/")[0] for key in keys} | taken
-    shortened = {key: key.removeprefix("info/") for key in keys}
-    return {key: key if name.partition("/")[0] in tops else name for key, name in shortened.items()}
-
-
-def _note_names(work: _Export, names: Mapping[str, str]) -> None:
-    """Note the leaves that have another name in the format than their key without ``info/``; dots part levels there too."""
-    for key, name in names.items():
-        if name.replace(".", "/") != key.removeprefix("info/"):
-            work.notes.append(f"{key}: its column is {name}.")
-
-
 def _lerobot_form(work: _Export, key: str) -> tuple[str, tuple[int, ...], Literal["numbers", "image", "video"]]:
     leaf = work.leaf(key)
     shape = _picture_shape(leaf)
@@ -701,5 +753,6 @@ _WRITERS: dict[str, tuple[Callable[[_Export, Path, Path], None], str]] = {
     "minari": (_write_minari, ""),
     "parquet": (_write_parquet, ".parquet"),
     "torchrl": (_write_torchrl, ""),
+    "rlds": (_write_rlds, ""),
     "lerobot": (_write_lerobot, ""),
 }

@@ -1,4 +1,5 @@
-"""Folders of TensorFlow Datasets: what ``dataset_info.json`` and ``features.json`` say, and the values of a record.
+"""Folders of TensorFlow Datasets: what ``dataset_info.json`` and ``features.json`` say, and the values of a record; and a
+folder of episodes, written without TensorFlow.
 
 Both files are protocol buffers as JSON (tensorflow/datasets: core/proto/{dataset_info,feature}.proto), whose 64-bit numbers are
 strings:
@@ -25,14 +26,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import isnan, prod
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from ...errors import CorruptSourceError, UsageError, reason
 from .limits import REFETCH, check_row_bytes
-from .pictures import decode_pictures, picture_shape
-from .tfrecord import Lists, WireError
+from .pictures import decode_pictures, encode_png, picture_shape
+from .tfrecord import Lists, Value, WireError, encode_example, encode_record
 
 #: The sequence that makes a record an episode.
 STEPS = "steps"
@@ -362,3 +364,97 @@ def _numbers(lists: Lists, key: str, dtype: str, shape: tuple[int, ...]) -> np.n
     if len(stored) % prod(shape):
         raise ValueError(f"it has {len(stored)} numbers, {prod(shape)} belong to a value")
     return stored.reshape(-1, *shape)
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+#: A file is closed at this many bytes, about as in TensorFlow Datasets.
+_FILE_BYTES = 256 << 20
+#: Values of at least this many bytes are packed one by one.
+_LARGE = 64
+_CLASSES = "tensorflow_datasets.core.features"
+
+
+@dataclass(frozen=True)
+class WrittenFeature:
+    """A feature of the steps: ``name`` is a path, ``shape`` that of a value.
+
+    uint8 of height, width and 1, 3 or 4 channels are pictures (PNG). float64, which lists of numbers do not hold, and other
+    large values are encoded one by one.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def encoding(self) -> Literal["png", "zlib", "bytes", "none"]:
+        if self.dtype == "uint8" and len(self.shape) == 3 and self.shape[2] in (1, 3, 4):
+            return "png"
+        if self.dtype != "float32" and prod(self.shape) * np.dtype(self.dtype).itemsize >= _LARGE:
+            return "zlib"
+        return "bytes" if self.dtype == "float64" else "none"
+
+    def to_json(self) -> dict[str, Any]:
+        about = {"shape": {"dimensions": [str(size) for size in self.shape]} if self.shape else {}, "dtype": self.dtype}
+        if self.encoding == "png":
+            return {"pythonClassName": f"{_CLASSES}.image_feature.Image", "image": {**about, "encodingFormat": "png"}}
+        tensor = {**about, "encoding": self.encoding}
+        return {"pythonClassName": f"{_CLASSES}.tensor_feature.Tensor", "tensor": tensor}
+
+    def encode(self, rows: np.ndarray) -> list[bytes]:
+        """Values ``[n, *shape]`` as byte strings, for the encodings other than none."""
+        if self.encoding == "png":
+            return [encode_png(row) for row in rows]
+        plain = [row.astype(np.dtype(self.dtype).newbyteorder("<")).tobytes() for row in rows]
+        return [zlib.compress(one) for one in plain] if self.encoding == "zlib" else plain
+
+
+class EpisodeFolder:
+    """Writes a dataset of one split, ``train``. A record is held in memory, encoded, until it is complete: its length comes
+    first."""
+
+    def __init__(self, folder: Path, name: str, version: str, features: Sequence[WrittenFeature]) -> None:
+        self._folder, self._name, self._version, self._features = folder, name, version, features
+        #: Episodes and bytes of each file. Until their number is known, the last part of their names is missing.
+        self._lengths, self._bytes = list[int](), list[int]()
+        folder.mkdir(parents=True)
+
+    def add(self, lists: Mapping[str, Value]) -> None:
+        """Append an episode: the list of each feature, by its path."""
+        record = encode_record(encode_example({f"{STEPS}/{name}": values for name, values in lists.items()}))
+        if not self._bytes or self._bytes[-1] >= _FILE_BYTES:
+            self._lengths.append(0)
+            self._bytes.append(0)
+        with self._file(len(self._lengths) - 1).open("ab") as file:
+            file.write(record)
+        self._lengths[-1] += 1
+        self._bytes[-1] += len(record)
+
+    def finish(self, description: str, citation: str | None) -> None:
+        """Name the files, and describe them."""
+        for number in range(len(self._lengths)):
+            file = self._file(number)
+            file.rename(f"{file}-of-{len(self._lengths):05d}")
+        split: dict[str, Any] = {"name": "train", "filepathTemplate": _TEMPLATE, "numBytes": str(sum(self._bytes))}
+        split["shardLengths"] = [str(length) for length in self._lengths]
+        about = {"name": self._name, "version": self._version, "fileFormat": _FORMAT, "splits": [split]}
+        about |= {"moduleName": "rbdata", "description": description} | ({"citation": citation} if citation else {})
+        features: dict[str, Any] = {}
+        for feature in self._features:
+            *folders, last = feature.name.split("/")
+            inside = features
+            for folder in folders:
+                inside = inside.setdefault(folder, _dictionary({}))["featuresDict"]["features"]
+            inside[last] = feature.to_json()
+        steps = {"feature": _dictionary(features), "length": "-1"}
+        top = {STEPS: {"pythonClassName": f"{_CLASSES}.dataset_feature.Dataset", "sequence": steps}}
+        for name, record in (("dataset_info.json", about), ("features.json", _dictionary(top))):
+            (self._folder / name).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{self._name}-train.tfrecord-{number:05d}"
+
+
+def _dictionary(features: Mapping[str, Any]) -> dict[str, Any]:
+    return {"pythonClassName": f"{_CLASSES}.features_dict.FeaturesDict", "featuresDict": {"features": features}}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
@@ -89,6 +89,13 @@ def read_records(pieces: Iterable[bytes], name: str, longest: int = _LONGEST_REC
         number, offset = number + 1, offset + length + 16
 
 
+def encode_record(payload: bytes) -> bytes:
+    """A record with this payload, as it lies in a file."""
+    length = struct.pack("<Q", len(payload))
+    checksums = (struct.pack("<I", masked_crc32c(data)) for data in (length, payload))
+    return b"".join((length, next(checksums), payload, next(checksums)))
+
+
 # -- examples ----------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +147,20 @@ def parse_example(payload: bytes) -> dict[str, Value]:
     """The features of an Example by name, as `Lists.value` has them. Raises WireError."""
     lists = Lists(payload)
     return {name: lists.value(name) for name in lists.names}
+
+
+def encode_example(lists: Mapping[str, Value]) -> bytes:
+    """An Example of these byte strings and numbers: floats as float32, all others as int64 (uint64 by its bits)."""
+    example = _example()()
+    for name, values in lists.items():
+        feature = example.features.feature[name]
+        if isinstance(values, np.ndarray):
+            one, dtype = (feature.float_list, "f4") if values.dtype.kind == "f" else (feature.int64_list, "i8")
+            one.value.extend(values.reshape(-1).astype(dtype).tolist())
+        else:
+            feature.bytes_list.value.extend(values)
+    data: bytes = example.SerializeToString(deterministic=True)
+    return data
 
 
 @cache

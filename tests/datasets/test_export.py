@@ -84,13 +84,50 @@ def test_a_table_that_was_exported_is_converted_with_its_shapes(tmp_path: Path) 
     assert_same(back, dataset)
 
 
-def test_a_leaf_with_a_name_of_the_format_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("to", "name"), [("parquet", "step"), ("rlds", "is_first")])
+def test_a_leaf_with_a_name_of_the_format_is_refused(to: Any, name: str, tmp_path: Path) -> None:
     """It was lost, or two columns had one name."""
     one = {"observation": np.zeros((5, 2)), "action": np.zeros(4), "reward": np.zeros(4), "truncated": True}
-    dataset = rbdata.open_dataset(rbdata.from_episodes([{**one, "step": np.arange(4)}], "my/x"))
-    with pytest.raises(UsageError, match="step"):
-        rbdata.export(dataset, tmp_path / "out", "parquet")
+    dataset = rbdata.open_dataset(rbdata.from_episodes([{**one, name: np.arange(4)}], "my/x"))
+    with pytest.raises(UsageError, match=name):
+        rbdata.export(dataset, tmp_path / "out", to)
     assert not list(tmp_path.glob("*out*"))
+
+
+def test_rlds_is_converted_to_the_same(make: Any, tmp_path: Path) -> None:
+    dataset = make("both")
+    path = rbdata.export(dataset, tmp_path / "my_robot" / "2.0.0", "rlds")
+    assert sorted(file.name for file in path.iterdir())[-1] == "my_robot-train.tfrecord-00000-of-00001"
+    back = rbdata.open_dataset(rbdata.convert(path, "my/back"))
+    assert_same(back, dataset)
+    assert back.manifest.source["metadata"]["version"] == "2.0.0"
+
+
+def test_rlds_of_every_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In several files; names that are taken stay under ``info``."""
+    monkeypatch.setattr("rbdata.datasets.formats.tfds._FILE_BYTES", 100)
+    rng = np.random.default_rng(0)
+    made = []
+    for length in (3, 1, 4):
+        info: dict[str, Any] = {
+            dtype: rng.integers(0, 2, (length, 3)).astype(dtype)
+            for dtype in ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+        }
+        info["int64"] = rng.integers(-(1 << 63), (1 << 63) - 1, (length, 3))
+        info["float64"] = rng.normal(size=(length, 3))
+        info["reward"] = rng.normal(size=length)
+        one = {"observation": rng.normal(size=(length + 1, 2)), "action": rng.integers(-9, 9, length)}
+        made.append({**one, "reward": np.ones(length, np.float32), "info": info})
+    dataset = rbdata.open_dataset(rbdata.from_episodes(iter(made), "my/kinds"))
+    path = rbdata.export(dataset, tmp_path / "Odd-Name", "rlds")
+    assert len(list(path.glob("odd_name-train.tfrecord-*-of-00003"))) == 3
+    back = rbdata.open_dataset(rbdata.convert(path, "my/back", source="rlds", last_row="observation"))
+    assert {name.replace("info/info", "info") for name in back.schema.names} == set(dataset.schema.names)
+    assert back.episodes.outcomes.tolist() == dataset.episodes.outcomes.tolist()
+    for name in dataset.schema.names:
+        found = back["info/info/reward" if name == "info/reward" else name]
+        assert found.dtype == dataset[name].dtype
+        np.testing.assert_array_equal(found, dataset[name])
 
 
 def test_arrays_of_numpy(make: Any, tmp_path: Path) -> None:
@@ -212,6 +249,7 @@ def test_a_table_with_a_leaf_episode_is_refused(make: Any, tmp_path: Path) -> No
     ("to", "named"),
     [
         ("d4rl", None),
+        ("rlds", "info/goal: its column is info/goal."),
         ("lerobot", "info/goal: its column is info.goal."),
     ],
 )
@@ -261,16 +299,16 @@ def test_tensordict_maps_the_folder(make: Any, tmp_path: Path) -> None:
     assert (mapped == dataset.to_tensordict()).all()
 
 
-@pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl"])
+@pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"])
 def test_what_the_data_cut_is_said(to: Any, tmp_path: Path) -> None:
     one = next(episodes("vector")) | {"terminated": False, "truncated": False}
     del one["info"]
     dataset = rbdata.open_dataset(rbdata.from_episodes([one], "my/cut"))
     assert dataset.episodes.outcomes.tolist() == [3]
     done = write_export(dataset, tmp_path / "out-v0", to)
-    assert "1 episode that the data cut counts as truncated" in " ".join(done.notes)
+    assert ("1 episode that the data cut counts as truncated" in " ".join(done.notes)) == (to != "rlds")
     back = rbdata.open_dataset(rbdata.convert(done.path, "my/back", procs=1))
-    assert back.episodes.outcomes.tolist() == [2]
+    assert back.episodes.outcomes.tolist() == [3 if to == "rlds" else 2]
 
 
 def test_a_beginning_that_the_data_lack_is_said(make: Any, tmp_path: Path) -> None:
@@ -280,7 +318,7 @@ def test_a_beginning_that_the_data_lack_is_said(make: Any, tmp_path: Path) -> No
     assert "the beginning of 1 episode is not in the data, which the format does not say" in " ".join(done.notes)
 
 
-@pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl"])
+@pytest.mark.parametrize("to", ["npz", "d4rl", "minari", "parquet", "torchrl", "rlds"])
 def test_that_an_end_is_both_is_held_or_said(to: Any, tmp_path: Path) -> None:
     one = next(episodes("vector")) | {"terminated": True, "truncated": True}
     del one["info"]
@@ -290,7 +328,7 @@ def test_that_an_end_is_both_is_held_or_said(to: Any, tmp_path: Path) -> None:
     assert bool(back["next/truncated"][-1]) != said
 
 
-@pytest.mark.parametrize("to", ["torchrl", "minari"])
+@pytest.mark.parametrize("to", ["rlds", "minari"])
 def test_force_replaces_exports_alone(make: Any, to: Any, tmp_path: Path) -> None:
     """It deleted whatever was in the folder."""
     dataset, own = make("vector"), tmp_path / "out-v0"
@@ -322,7 +360,7 @@ def test_an_export_has_a_name(make: Any, tmp_path: Path, monkeypatch: pytest.Mon
             rbdata.export(dataset, dest, "npz", force=True)
 
 
-@pytest.mark.parametrize("to", ["minari", "lerobot"])
+@pytest.mark.parametrize("to", ["minari", "rlds", "lerobot"])
 def test_successors_that_are_not_the_next_observation_are_not_lost(make: Any, to: Any, tmp_path: Path) -> None:
     """The format has a row per state; n-step successors would become those of one step."""
     path = rbdata.preprocess(make("vector"), dest="my/n", n_step=3, procs=1)
@@ -339,7 +377,7 @@ def test_successors_that_differ_by_rounding_are_said(tmp_path: Path) -> None:
     arrays = {"observation": states[:-1], "next_observation": successors, **flags}
     dataset = rbdata.open_dataset(rbdata.from_arrays(arrays, "my/rounded"))
     assert len(dataset.episodes) == 1
-    done = write_export(dataset, tmp_path / "out-v0", "minari")
+    done = write_export(dataset, tmp_path / "out-v0", "rlds")
     assert (
         "next/observation becomes the observation of the step that follows, which differs by rounding" in done.notes[0]
     )

@@ -18,6 +18,8 @@ from rbdata.datasets.formats.tfds import (
 from rbdata.datasets.formats.tfrecord import (
     Lists,
     WireError,
+    encode_example,
+    encode_record,
     parse_example,
     read_records,
 )
@@ -80,16 +82,19 @@ def test_what_has_no_rows_says_why(feature, why):
     st.lists(st.binary(max_size=30), max_size=6),
 )
 def test_what_is_encoded_is_decoded(whole, real, some):
-    lists = Lists(example({"whole": ints(whole), "real": floats(real), "some": blobs(some)}))
-    assert np.asarray(lists.value("whole")).tolist() == whole
-    assert np.asarray(lists.value("real")).tolist() == real
-    assert lists.value("some") == some
-    with pytest.raises(KeyError):
-        lists.strings("other")
-    for name, values, other in (("some", some, lists.numbers), ("whole", whole, lists.strings)):
-        if values:  # an empty list has no kind
-            with pytest.raises(WireError):
-                other(name)
+    """By the writer of `rbdata export`, and by hand."""
+    by_hand = example({"whole": ints(whole), "real": floats(real), "some": blobs(some)})
+    written = encode_example({"whole": np.array(whole, np.int64), "real": np.array(real, np.float64), "some": some})
+    for lists in map(Lists, (by_hand, written)):
+        assert np.asarray(lists.value("whole")).tolist() == whole
+        assert np.asarray(lists.value("real")).tolist() == real
+        assert lists.value("some") == some
+        with pytest.raises(KeyError):
+            lists.strings("other")
+        for name, values, other in (("some", some, lists.numbers), ("whole", whole, lists.strings)):
+            if values:  # an empty list has no kind
+                with pytest.raises(WireError):
+                    other(name)
 
 
 def test_many_numbers_packed_or_not():
@@ -111,3 +116,4 @@ def test_records_of_any_size():
     records = [b"", b"x" * 4000, b"y" * 10_000, b"", b"z"]
     data = b"".join(map(framed, records))
     assert [record.payload for record in read_records([data], "x")] == records
+    assert b"".join(map(encode_record, records)) == data
