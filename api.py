@@ -199,13 +199,10 @@ def info(dataset_id: str, *, root: PathLike | None = None) -> CatalogueEntry:
 def verify(id_or_path: PathLike, *, root: PathLike | None = None, quick: bool = False) -> Report:
     """Check a dataset against its checksums: ``report.ok``, ``report.problems``.
 
-    ``quick`` compares only the sizes of files. Raises as `storage.integrity.verify` for a folder that cannot be checked, and as
-    `datasets.local.find`.
+    ``quick`` compares only the sizes of files. For a dataset at a URL, all files are read and compared with its manifest;
+    nothing is cached. Raises as `storage.integrity.verify` for a folder that cannot be checked, and as `open_dataset`.
     """
-    from .datasets.local import find
-    from .storage.integrity import verify
-
-    return verify(find(id_or_path, root), quick=quick)
+    return opening.verify(id_or_path, root=root, quick=quick)
 
 
 def audit(

@@ -1,4 +1,4 @@
-"""``rbdata mirror push`` and ``rbdata mirror ls``."""
+"""``rbdata mirror push``, ``rbdata mirror ls`` and ``rbdata mirror rm``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from ..datasets.fetch.location import is_hub_dataset, without_login
 from ..errors import UsageError
 from ..storage import amounts
 from .console import TableColumn, out
-from .options import IdOrFolder, Root, UserProject
+from .options import DryRun, IdOrFolder, Root, UserProject, Yes
 
-HELP = "Copy datasets to a mirror, or list a mirror."
+HELP = "Copy datasets to a mirror, list a mirror, or delete from it."
 
 EXAMPLES = """
   rbdata mirror push Pong/5 s3://lab/rbdata
   rbdata mirror push Pong/5 /mnt/share/rbdata --raw
   rbdata mirror push my/x hf://datasets/me/x --license mit
   rbdata mirror ls gs://lab/rbdata
+  rbdata mirror rm Pong/5 /mnt/share/rbdata
   rbdata download Pong/5 --mirror s3://lab/rbdata
 """
 
@@ -35,6 +36,12 @@ _COLUMNS = (
     TableColumn("size", amounts.size, right=True),
     TableColumn("steps", amounts.count, right=True),
     TableColumn("episodes", amounts.count, right=True, optional=True),
+)
+_HELD = (
+    TableColumn("name"),
+    TableColumn("files", amounts.count, right=True),
+    TableColumn("size", amounts.size, right=True),
+    TableColumn("mirror"),
 )
 
 
@@ -117,4 +124,34 @@ def ls(url: MirrorUrl, user_project: UserProject = None) -> int:
     return 0
 
 
-VERBS = {"push": push, "ls": ls}
+def rm(
+    dataset: Annotated[str, Argument(metavar="ID", help="A dataset or folder that `ls` shows.", show_default=False)],
+    url: MirrorUrl,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    user_project: UserProject = None,
+) -> int:
+    """Delete a dataset, or a folder of raw files, from a mirror.
+
+    Shows what would be deleted, then asks. The manifest is deleted first, so the mirror never lists half a dataset.
+    """
+    from ..datasets.fetch import FetchOptions
+    from ..datasets.mirrors import find_held, remove
+    from .progress import count_progress
+
+    fetch = FetchOptions(user_project=user_project)
+    held = find_held(dataset, url, fetch=fetch)
+    what = f"{held.name}, {amounts.plural(len(held.files), 'file')}, {amounts.size(held.bytes)}"
+    row = (held.name, len(held.files), held.bytes, held.url)
+    if not out.confirm_deletion(f"{what}, at {held.url}", _HELD, [row], yes=yes, dry_run=dry_run):
+        return 1
+    if not dry_run:
+        with count_progress(f"deleting {held.name}") as on_progress:
+            remove(held, url, fetch=fetch, on_progress=on_progress)
+    record = {"name": held.name, "url": held.url, "files": len(held.files), "bytes": held.bytes}
+    if not out.programs(lambda: {"deleted": not dry_run, **record}, [held.name]):
+        out.note(f"would delete {what}" if dry_run else f"deleted {what}")
+    return 0
+
+
+VERBS = {"push": push, "ls": ls, "rm": rm}

@@ -67,7 +67,6 @@ _ANY = "source/name, or the name alone where only one source has it."
 AnyId = Annotated[str, _ids(f"A dataset id: {_ANY}", complete_any)]
 AnyIds = Annotated[list[str], _ids(f"Dataset ids: {_ANY}", complete_any)]
 LocalIds = Annotated[list[str], _ids("Datasets: ids or folders on this machine, or URLs of converted ones.")]
-HereIds = Annotated[list[str], _ids("Datasets on this machine: ids or folders.")]
 AnyLocalIds = Annotated[list[str], _ids("Ids of datasets on this machine, complete or not.")]
 LocalId = Annotated[str, _ids("A dataset: its id or folder on this machine, or the URL of a converted one.")]
 _HERE = "A dataset on this machine: its id or folder."

@@ -13,7 +13,7 @@ from ..errors import DamagedDatasetError, RbdataError, UsageError
 from ..storage import amounts
 from .console import TableColumn, out, state_style
 from .failure import Failure, explain
-from .options import HereIds, Procs, Root
+from .options import LocalIds, Procs, Root
 
 EXAMPLES = """
   rbdata verify Pong/5
@@ -46,7 +46,7 @@ class CannotCheckError(RbdataError):
 
 
 def run(
-    ids: HereIds,
+    ids: LocalIds,
     quick: Annotated[bool, Option("--quick", help="Compare only the sizes of files.")] = False,
     repair: Annotated[bool, Option("--repair", help="Fetch damaged data again, and nothing else.")] = False,
     mirror: Annotated[str | None, Option(metavar="M", help="Repair from this mirror, not from the origin.")] = None,
@@ -59,14 +59,18 @@ def run(
     has the same bytes as before it was damaged. From a mirror with a converted copy, only the damaged ranges of files
     are fetched; otherwise the shards or raw files that they were made from.
     """
+    from ..datasets.fetch.location import is_remote, without_login
     from ..datasets.local import expand, full_id
 
     if mirror is not None and not repair:
         raise UsageError("--mirror is only for --repair", hint="add --repair")
+    if repair and any(map(is_remote, ids)):
+        hint = "at a mirror, `rbdata mirror push` sends what differs"
+        raise UsageError("--repair is for datasets on this machine", hint=hint)
     ids, records = expand(ids, root), []
     given_as: dict[str, str] = {}
     for one in ids:
-        given_as.setdefault(full_id(one, root), one)
+        given_as.setdefault(full_id(without_login(one), root), one)
     for dataset, given in given_as.items():
         record: dict[str, Any] = {"id": dataset, "result": "not checked", "problems": []}
         try:
@@ -102,21 +106,22 @@ def _show(records: list[dict[str, Any]], root: Path | None) -> None:
 
 def _check(record: dict[str, Any], given: str, root: Path | None, quick: bool) -> None:
     """Add to the record what the check of a dataset found."""
+    from ..datasets.fetch.location import is_remote
     from ..datasets.local import find
-    from ..storage.integrity import verify
+    from ..datasets.opening import verify
     from .progress import byte_progress
 
     dataset, began = record["id"], time.monotonic()
-    path = find(given, root)
+    path = dataset if is_remote(dataset) else str(find(given, root))
     try:
         with byte_progress(f"verifying {dataset}", then="finishing") as on_progress:
-            report = verify(path, quick=quick, on_progress=on_progress)
+            report = verify(given, root=root, quick=quick, on_progress=on_progress)
     except DamagedDatasetError as error:
         record |= {"result": "damaged", "problems": [{"path": "rbdata.json", "what": error.message}]}
         raise
     record |= {
         "result": "good" if report.ok else "damaged",
-        "path": str(path),
+        "path": path,
         "files": report.files,
         "bytes": report.bytes,
         "seconds": round(time.monotonic() - began, 3),

@@ -3,6 +3,7 @@ a copy on a mirror."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,14 @@ from ..errors import (
     DatasetExistsError,
     DatasetNotFoundError,
     ObjectNotFoundError,
+    TransientFetchError,
     UsageError,
 )
 from ..storage.folder import DatasetPlace, check_id, check_is_text, make_writable
 from ..storage.lock import when_free
 from ..storage.manifest import FILENAME, Manifest, check_sizes, read_manifest
 from . import catalogue
-from .copies import Copy, copy_dataset, estimate_copy, find_converted, find_copy, same_content
+from .copies import Copy, copy_dataset, estimate_copy, find_converted, find_copy, same_content, same_request
 from .fetch import open_location, open_mirror
 from .fetch.location import is_hub_dataset
 from .ingest.pipeline import run, write_dataset
@@ -109,10 +111,16 @@ class _Download:
 
     def check(self, existing: Manifest) -> None:
         """Raise DatasetExistsError if the dataset that is there is not the one that is asked for."""
-        # Only its contents tell what an id means that no provider gave.
-        if self.request.mirror and (self.copy or self.source is None or self.source.makes):
-            there = self.copy or find_converted(self.request.mirror, existing.id, self.request.fetch)
-            _check_same(existing, self.request.mirror, there)
+        if self.request.mirror:
+            named = self.source is not None and not self.source.makes
+            there = self.copy
+            with (
+                suppress(TransientFetchError) if named else nullcontext()
+            ):  # the name says what it is without a network
+                there = there or find_converted(self.request.mirror, existing.id, self.request.fetch)
+            # Only its contents tell what an id means that no provider gave.
+            if not named or (there and same_request(existing, there.manifest)):
+                _check_same(existing, self.request.mirror, there)
         if self.source is not None:
             self.source.check_existing(existing, self.request.options)
 

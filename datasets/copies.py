@@ -153,6 +153,11 @@ def same_content(one: Manifest, other: Manifest) -> bool:
     return content(one) == content(other)
 
 
+def same_request(one: Manifest, other: Manifest) -> bool:
+    """Whether two datasets of one id were asked for with the same options and shards: their contents must then be the same."""
+    return all(one.source.get(name) == other.source.get(name) for name in ("options", "shards", "upstream"))
+
+
 # -- copy ----------------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Sends datasets to mirrors, and lists what a mirror holds; `copies` fetches from one.
+"""Sends datasets to mirrors, lists what a mirror holds, and removes it; `copies` fetches from one.
 
 A mirror holds converted datasets, raw files, or both. Its layout is that of a root, so a root is a mirror too:
 
@@ -6,12 +6,13 @@ A mirror holds converted datasets, raw files, or both. Its layout is that of a r
     <mirror>/.raw/atari/dqn/Pong/5/replay_logs/...             raw files, in the provider's layout
     <mirror>/<the provider's layout>                           the same without those two folders: a copy of a bucket
 
-`push` sends the manifest last, so a mirror never lists an incomplete dataset.
+`push` sends the manifest last, and `remove` removes it first, so a mirror never lists an incomplete dataset.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -212,3 +213,61 @@ def _describe(location: Location, folder: str) -> MirrorEntry:
     except (DatasetNotFoundError, DamagedDatasetError) as error:
         return MirrorEntry("dataset", folder, 0, None, problem=error.message)
     return MirrorEntry("dataset", manifest.id, len(manifest.files), manifest.bytes, manifest.steps, manifest.episodes)
+
+
+# -- remove ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """The ``files`` that a mirror holds under a name, in the order of removal, and their ``bytes`` as far as sizes are stated.
+
+    The manifest comes first, what lies deepest next: a removal that was interrupted finds the rest again.
+    """
+
+    name: str
+    url: str
+    files: tuple[str, ...]
+    bytes: int
+
+
+def find_held(text: str, destination: str, *, fetch: FetchOptions | None = None) -> Held:
+    """What a mirror holds under an id, bare name or folder as `ls` shows it.
+
+    Raises ObjectNotFoundError if no files lie there, and the fetch errors.
+    """
+    location = open_mirror(destination, options=fetch)
+    named, full = text.strip("/"), ""
+    with suppress(DatasetNotFoundError, UsageError):
+        full = catalogue.resolve(text)[0]
+    # A bare name of a dataset that its source does not list is looked for below every source.
+    for name in filter(None, dict.fromkeys((named, full, *(f"{one}/{named}" for one in catalogue.source_names())))):
+        sizes: dict[str, int] = {}
+        with suppress(ObjectNotFoundError):
+            for here, objects, names in location.walk(name):
+                sizes.update({join_path(here, item.name): item.size or 0 for item in objects})
+                if not sizes:  # a folder of datasets is not one
+                    names.clear()
+        if sizes:
+            files = sorted(sizes, key=lambda path: (path != f"{name}/{FILENAME}", -path.count("/"), path))
+            return Held(name, location.url, tuple(files), sum(sizes.values()))
+    message = f"{location.url} holds no dataset and no raw files named {text}"
+    raise ObjectNotFoundError(message, hint="`rbdata mirror ls` shows what it holds")
+
+
+def remove(
+    held: Held,
+    destination: str,
+    *,
+    fetch: FetchOptions | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Remove ``held``, reporting ``on_progress(files removed, all files)``.
+
+    Raises UsageError for a read-only location, and the fetch errors.
+    """
+    mirror, files, done = open_writable(destination, fetch), held.files, 0
+    for some in (files[:1], files[1:-1], files[1:][-1:]):
+        for _ in map_in_threads(mirror.remove, some, CONNECTIONS, "rbdata-remove"):
+            done += 1
+            on_progress(done, len(files))

@@ -1,9 +1,9 @@
-"""Opens and inspects datasets by id, path or URL; opens several as one."""
+"""Opens, inspects and verifies datasets by id, path or URL; opens several as one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,6 +13,7 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from ..storage.dataset import Dataset, DatasetView
     from ..storage.episodes import EpisodeTable
+    from ..storage.integrity import Report
     from ..storage.manifest import Manifest
     from .card.overview import Overview
 
@@ -90,6 +91,24 @@ def inspect(
         return Inspected(path, manifest, table, overview(path, manifest, table))
 
     return read_snapshot(path, read)
+
+
+def verify(
+    id_or_path: PathLike,
+    *,
+    root: PathLike | None = None,
+    quick: bool = False,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Check a dataset by id, path or URL: `storage.integrity.verify`, or `datasets.remote.verify_remote`."""
+    from ..storage import integrity
+    from .fetch.location import is_remote
+    from .local import find
+    from .remote import verify_remote
+
+    if is_remote(id_or_path):
+        return verify_remote(id_or_path, quick=quick, on_progress=on_progress)
+    return integrity.verify(find(id_or_path, root), quick=quick, on_progress=on_progress)
 
 
 def _at_hand(id_or_path: PathLike, root: PathLike | None) -> Path | None:

@@ -9,7 +9,7 @@ version is read later), and the dataset's cache in ``cache_dir/<id>`` is opened.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING
 from .. import settings
 from ..errors import DatasetNotFoundError, ObjectNotFoundError
 from ..storage.amounts import parse_size
-from ..storage.manifest import FILENAME
+from ..storage.checksums import BLOCK
+from ..storage.integrity import CheckedBlock, Report
+from ..storage.manifest import FILENAME, Problem
+from ..storage.threads import map_in_threads
 from .copies import Copy, read_copy
 from .fetch import FetchOptions, Location, RemoteObject, open_location
+from .fetch.location import CONNECTIONS
 from .fetch.retries import replaced
 
 if TYPE_CHECKING:
@@ -78,6 +82,42 @@ def open_remote(
     objects = {name: copy.checked(name, item) for name, item in copy.stat_all().items()}
     files = LocatedFiles(copy.location, copy.item, objects)
     return RemoteDataset(folder, copy.manifest, copy.text, files, table=copy.table, limit=limit)
+
+
+def verify_remote(
+    url: str | os.PathLike[str],
+    *,
+    quick: bool = False,
+    fetch: FetchOptions | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Compare the remote files of the dataset at a URL with its manifest: sizes, and unless ``quick`` the checksums of blocks.
+
+    Nothing is kept on disk. Raises as `open_remote` does for what cannot be read, and ChecksumError or DamagedDatasetError for
+    a damaged table of blocks.
+    """
+    copy = _find(url, fetch)
+    manifest, files = copy.manifest, LocatedFiles(copy.location, copy.item, copy.stat_all())
+    sizes = {name: (item.size, manifest.size_of(name)) for name, item in files.objects.items()}
+    wrong = {name: there for name, (there, size) in sizes.items() if there not in (None, size)}
+    problems = [Problem(name, f"has {there} bytes instead of {sizes[name][1]}") for name, there in wrong.items()]
+    report = Report(len(sizes), problems=problems)
+    if quick:
+        return report
+    blocks = [block for name in sorted(sizes.keys() - wrong.keys()) for block in copy.checksums.all(name)]
+
+    def is_sound(block: CheckedBlock) -> bool:
+        starts = range(block.begin, block.end, BLOCK)  # without a table, a block may be gigabytes
+        return block.is_sound(files.read(block.path, low, min(low + BLOCK, block.end)) for low in starts)
+
+    for block, sound in zip(blocks, map_in_threads(is_sound, blocks, CONNECTIONS, "rbdata-verify")):
+        report.bytes += block.length
+        if not sound:
+            files.check()
+            what = f"checksum mismatch{copy.checksums.where(block)}"
+            report.problems.append(Problem(block.path, what, block.begin, block.length))
+        on_progress(report.bytes, manifest.bytes)
+    return report
 
 
 def _find(url: str | os.PathLike[str], fetch: FetchOptions | None) -> Copy:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ...errors import ChecksumError, DiskError, ObjectNotFoundError, UsageError
+from ...storage.folder import remove_empty
 from .location import PIECE, Location, Names, Objects, OnBytes, RemoteObject
 from .reading import fetch_to_file
 from .retries import MISSING, FetchOptions
@@ -91,6 +92,14 @@ class DirectoryLocation(Location):
             raise DiskError(message, hint="choose another mirror to push to") from error
         here = DirectoryLocation(str(source.parent.resolve()))
         fetch_to_file(here, here.stat(source.name), target, on_bytes=count, on_resume=count)
+
+    def _remove(self, url: str) -> None:
+        """Also folders that become empty. What lies behind a link is not part of the mirror."""
+        top, target = Path(self.url), Path(url)
+        if not target.parent.resolve().is_relative_to(top.resolve()):
+            raise DiskError(f"{target} lies behind a link out of the mirror", hint="remove the link yourself")
+        target.unlink(missing_ok=True)
+        remove_empty(target.parent, top)
 
 
 def _to_object(path: str, status: os.stat_result) -> RemoteObject:

@@ -113,6 +113,9 @@ class FsspecLocation(StoreLocation):
 
         files.call(url, put_file)
 
+    def _remove(self, url: str) -> None:
+        self._file_system().call(url, lambda fs, target: fs.rm_file(target))
+
 
 class _Files:
     """One process's fsspec file system."""

@@ -129,6 +129,9 @@ class GcsLocation(StoreLocation):
 
         self._call(url, send)
 
+    def _remove(self, url: str) -> None:
+        self._call(url, lambda bucket: bucket.blob(_key(url)).delete(timeout=self.options.timeouts))
+
     def _call(self, url: str, action: Callable[[Bucket], T]) -> T:
         """`action(bucket)`, anonymous or logged in, whichever has access; Google's exceptions are translated."""
         clients = self._clients.get(lambda: Clients(self.options))

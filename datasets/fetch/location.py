@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -268,6 +268,12 @@ class Location:
         call_with_retries(write, url=url, options=self.options)
         count(source.stat().st_size - sent)
 
+    def remove(self, path: str) -> None:
+        """Remove one object; nothing if it does not exist."""
+        url = self._url_of(check_path(path))
+        with suppress(ObjectNotFoundError):
+            self._with_retries(lambda: self._remove(url), url)
+
     def writable(self) -> Location:
         """This location, to write to. Raises UsageError if it takes no objects."""
         raise UsageError(
@@ -314,6 +320,10 @@ class Location:
 
     def _write(self, source: Path, url: str, count: OnBytes) -> None:
         """Store a file as the object at a URL."""
+        raise NotImplementedError
+
+    def _remove(self, url: str) -> None:
+        """Remove the object at a URL. Raises ObjectNotFoundError, or what the client has for it."""
         raise NotImplementedError
 
 

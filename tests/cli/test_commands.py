@@ -103,7 +103,7 @@ class TestEveryCommand:
         assert call("help", "sample")[1] == call("sample", "--help")[1]
         assert "Usage: rbdata sample [OPTIONS] ID\n" in call("help", "sample")[1]
         assert "name a dataset, as `rbdata list` shows them" in call("inspect")[2]
-        assert "commands: push, ls; " in call("mirror")[2]
+        assert "commands: push, ls, rm; " in call("mirror")[2]
         assert "commands: list, search, " in call("remove", "x")[2]
         for words in (("info", "hopper"), ("download", "hopper"), ("inspect", "hopper")):
             assert "hint: `rbdata search hopper` finds datasets by parts of their names\n" in call(*words)[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import rbdata
@@ -51,10 +52,21 @@ def test_a_round_trip_through_a_mirror(root, tmp_path, answer, monkeypatch):
 def test_an_empty_mirror_and_one_that_is_not_there(tmp_path, answer):
     (tmp_path / "empty").mkdir()
     assert answer("mirror", "ls", tmp_path / "empty")[0] == 0
-    code, _, told = answer("mirror", "ls", tmp_path / "nowhere")
-    assert code == 1
-    assert told.startswith(f"error: no such folder: {tmp_path}/nowhere\nhint: check the spelling")
+    for words in (("ls",), ("rm", "CartPole-v1", "--yes")):
+        code, _, told = answer("mirror", *words, tmp_path / "nowhere")
+        assert code == 1
+        assert told.startswith(f"error: no such folder: {tmp_path}/nowhere\nhint: check the spelling")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_is_removed_from_a_mirror_is_a_row_in_a_pipe(root, tmp_path, answer):
+    assert answer("mirror", "push", "CartPole-v1", tmp_path / "m", "--root", root)[0] == 0
+    for option, verb in (("--dry-run", "would delete"), ("--yes", "deleted")):
+        code, row, told = answer("mirror", "rm", "CartPole-v1", tmp_path / "m", option)
+        name, files, size, where = re.split(r" {2,}", row.splitlines()[1].strip())
+        assert (code, name, where) == (0, "gymnasium/CartPole-v1", str(tmp_path / "m"))
+        assert int(files) > 10 and size.endswith("kB")
+        assert told.startswith(f"{verb} gymnasium/CartPole-v1, {files} files")
 
 
 def test_config_says_where_each_setting_comes_from(tmp_path, answer, monkeypatch):

@@ -362,8 +362,12 @@ def test_an_export_has_a_name(make: Any, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("to", ["minari", "rlds", "lerobot"])
 def test_successors_that_are_not_the_next_observation_are_not_lost(make: Any, to: Any, tmp_path: Path) -> None:
-    """The format has a row per state; n-step successors would become those of one step."""
-    path = rbdata.preprocess(make("vector"), "rbdata:n_step", args={"n": 3}, dest="my/n", procs=1)
+    """The format has a row per state; those of several steps would become those of one."""
+
+    def elsewhere(td: TensorDict) -> TensorDict:
+        return td.set(("next", "observation"), td["next", "observation"] + 1)
+
+    path = rbdata.preprocess(make("vector"), elsewhere, dest="my/n", procs=1)
     with pytest.raises(UsageError, match=r"next/observation of step 0 .* the observation of the step that follows"):
         write_export(rbdata.open_dataset(path), tmp_path / "out-v0", to)
     assert not (tmp_path / "out-v0").exists()

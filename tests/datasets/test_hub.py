@@ -91,6 +91,7 @@ def test_a_round_trip(server: HubServer, root: Path, tmp_path: Path):
     one, other = rbdata.load(URL, root=tmp_path / "d", **options), rbdata.load(ID, root=root / "a", **options)
     for _ in range(5):
         assert bool((one.sample() == other.sample()).all())
+    assert run(["verify", URL]) == 0
     assert [entry.name for entry in ls(URL)] == [ID]
     assert run(["download", URL, "--root", str(tmp_path / "copy")]) == 0
     assert run(["verify", ID, "--root", str(tmp_path / "copy")]) == 0

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import rbdata
 from rbdata.cli import run as command_line
+from rbdata.datasets.acquire import download
+from rbdata.datasets.fetch import FetchOptions
+from rbdata.datasets.ingest.records import ConvertOptions
+from rbdata.datasets.ingest.request import Request
 from rbdata.errors import DatasetExistsError, DatasetNotFoundError
+from rbdata.storage.manifest import read_manifest, write_manifest
 
 POLICY = "def lean(observation):\n    return int(observation[2] > 0)\n"
 
@@ -98,8 +104,21 @@ def test_cards_of_own_data_say_that_no_source_has_them(here):
     assert "No source has this dataset" in text and "rbdata download" not in text
 
 
-def test_a_provider_s_dataset_that_is_here_is_not_looked_for(here):
-    """Its id says what it is, so no mirror is asked."""
-    words = ["download", "exorl/walker/rnd", "--procs", "0", "-q", "--mirror"]
-    assert command_line([*words, str(Path(__file__).parents[1] / "data" / "exorl")]) == 0
-    assert command_line([*words, "http://127.0.0.1:9/none"]) == 0
+def test_a_provider_s_dataset_is_compared_with_the_same_one_of_a_mirror(here):
+    """Of the same request only: another codec makes other files by right."""
+    data = Path(__file__).parents[1] / "data" / "exorl"
+
+    def get(place, root="root", codec="raw"):
+        options, quick = ConvertOptions(codec), FetchOptions(attempts=1)
+        return download(Request("exorl/walker/rnd", here / root, str(place), 0, options, quick)).action
+
+    assert [get(data, "lab"), get(data)] == ["written", "written"]
+    manifest = read_manifest(here / "lab" / "exorl/walker/rnd")
+    for place in (data, here / "lab", "http://127.0.0.1:9/none"):  # raw files say nothing of the converted ones
+        assert get(place) == "complete"
+    write_manifest(here / "lab" / "exorl/walker/rnd", replace(manifest, counts={**manifest.counts, "gaps": 7}))
+    with pytest.raises(DatasetExistsError, match="is not the dataset of"):
+        get(here / "lab")
+    other = replace(manifest, source={**manifest.source, "options": {"codec": "zstd"}})
+    write_manifest(here / "lab" / "exorl/walker/rnd", other)
+    assert get(here / "lab") == "complete"

@@ -19,13 +19,14 @@ from rbdata.datasets.fetch import FetchOptions, open_location
 from rbdata.datasets.fetch.upload import LocalFile, open_writable, upload
 from rbdata.datasets.ingest.records import ConvertOptions
 from rbdata.datasets.ingest.request import Estimate, Listener, Outcome, Request
-from rbdata.datasets.mirrors import ls, push
+from rbdata.datasets.mirrors import find_held, ls, push, remove
 from rbdata.errors import (
     ChecksumError,
     CorruptSourceError,
     DamagedDatasetError,
     DatasetExistsError,
     DatasetNotFoundError,
+    DiskError,
     ForbiddenError,
     ObjectNotFoundError,
     RbdataError,
@@ -278,6 +279,38 @@ def test_damage_is_not_spread(root: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedDatasetError, match=r"action\.memmap: checksum mismatch"):
         push(ID, str(tmp_path / "mirror"), root=tmp_path / "root")
     assert not (tmp_path / "mirror").exists(), "a refused push leaves nothing"
+
+
+@pytest.mark.parametrize("place", ["directory", "s3"], indirect=True)
+def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str, tmp_path: Path) -> None:
+    """By its bare name. The manifest goes first."""
+    open_writable(place, QUICK).write(root / ID / "action.memmap", "my/other/action.memmap", lambda count: None)
+    for name in ("rbdata.json", "action.memmap", "observation/offsets"):
+        open_writable(place, QUICK).write(root / ID / name, f"{ID}/{name}", lambda count: None)
+    held = find_held("Breakout/1", place, fetch=QUICK)
+    assert held.files == tuple(f"{ID}/{name}" for name in ("rbdata.json", "observation/offsets", "action.memmap"))
+    remove(held, place, fetch=QUICK)
+    assert [entry.name for entry in ls(place, fetch=QUICK)] == ["my/other"]
+    if place.startswith("/"):
+        assert not Path(place, "atari").exists()
+    for name in ("Breakout/1", "my"):
+        with pytest.raises(ObjectNotFoundError, match="no dataset and no raw files named"):
+            find_held(name, place, fetch=QUICK)
+
+
+def test_removal_stays_inside_the_mirror(root: Path, tmp_path: Path) -> None:
+    """A mirror that others write to may hold links: what they lead to is not removed."""
+    place, outside = tmp_path / "mirror", tmp_path / "outside"
+    folder = Path(shutil.copytree(root / ID, place / ID))
+    (folder / "observation").rename(outside)
+    (folder / "observation").symlink_to(outside)
+    files = sorted(path.name for path in outside.iterdir())
+    with pytest.raises(DiskError, match="behind a link out of the mirror"):
+        remove(find_held(ID, str(place)), str(place))
+    assert sorted(path.name for path in outside.iterdir()) == files
+    (folder / "observation").unlink()
+    remove(find_held(ID, str(place)), str(place))  # what an interrupted removal left
+    assert list(place.iterdir()) == []
 
 
 def test_another_dataset_is_not_replaced_unasked(root: Path, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import rbdata
 import torch
 from rbdata.cli import run
 from rbdata.datasets.fetch import FetchOptions
-from rbdata.datasets.remote import open_remote
-from rbdata.errors import ChecksumError, DamagedDatasetError, DatasetNotFoundError, DiskError
+from rbdata.datasets.remote import open_remote, verify_remote
+from rbdata.errors import ChecksumError, DamagedDatasetError, DatasetNotFoundError, DiskError, FetchError
 from rbdata.storage import dataset as dataset_module
 from rbdata.storage.dataset import Dataset
 from rbdata.storage.remote.remote_dataset import RemoteDataset
@@ -280,6 +280,28 @@ class TestCommands:
         assert 0 < record["cached_bytes"] < record["bytes"] / 4
         assert run(["inspect", url, "--plot", "out.png"]) == 2
         assert rbdata.inspect(url) == rbdata.inspect(mirror / "my/raw")
+
+    def test_verify_on_a_web_server(self, mirror, tmp_path):
+        store_copy = Path(shutil.copytree(mirror / "my/zstd", tmp_path / "store"))
+        expected = rbdata.verify(store_copy.as_uri())
+        file = store_copy / "observation/blob"  # of several ranges
+        sound = file.read_bytes()
+        with http_server(store_copy) as server:
+            seen: list[tuple[int, int]] = []
+            report = verify_remote(server.url, on_progress=lambda done, total: seen.append((done, total)))
+            assert report == expected and seen[-1] == (expected.bytes, expected.bytes)
+            assert run(["verify", server.url]) == 0
+            file.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+            (problem,) = rbdata.verify(server.url).problems
+            assert problem.path == "observation/blob" and problem.begin + problem.length == len(sound)
+            assert rbdata.verify(server.url, quick=True).ok and run(["verify", server.url]) == 1
+            file.write_bytes(sound[:-1])
+            assert "bytes instead of" in rbdata.verify(server.url).problems[0].what
+            file.write_bytes(sound)
+            server.faults.ignore_range = True  # as ``python -m http.server`` does
+            with pytest.raises(FetchError, match="whole files only") as refused:
+                verify_remote(server.url)
+            assert "byte ranges" in (refused.value.hint or "")
 
     def test_a_server_without_listings(self, mirror, capsys):
         with http_server(mirror) as server:
