@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .storage.dataset import Dataset
     from .storage.replay import Goals, Sampler, TensorDictReplayBuffer
-    from .storage.replay.samplers.slices import UniformOver
+    from .storage.replay.samplers.slices import Span, UniformOver
 
 
 def load(
@@ -49,6 +49,7 @@ def load(
     num_slices: int | None = None,
     strict_length: bool = True,
     pad_output: bool = False,
+    span: Span = False,
     uniform_over: UniformOver = "trajectories",
     replacement: bool = True,
     drop_last: bool = False,
@@ -114,8 +115,8 @@ def load(
     Which steps it has:
 
     - ``slice_len`` or ``num_slices``: slices of consecutive steps, flat ``[batch_size]``, the last step of each truncated.
-      ``strict_length=False`` includes shorter episodes, ``pad_output`` pads them; ``uniform_over`` "trajectories" or
-      "transitions": what is drawn uniformly.
+      ``strict_length=False`` includes shorter episodes, ``pad_output`` pads them; ``span`` lets slices cross the ends of
+      episodes; ``uniform_over`` "trajectories" or "transitions": what is drawn uniformly.
     - ``replacement=False``: every step (or one slice of every episode) once per pass: ``for batch in buffer``. ``drop_last``
       leaves out a short last batch, ``shuffle=False`` keeps the order of the data.
     - ``shuffle="blocks"``: every step once per pass, from a few groups of consecutive steps at a time, in an order determined
@@ -173,6 +174,7 @@ def load(
         num_slices=num_slices,
         strict_length=strict_length,
         pad_output=pad_output,
+        span=span,
         uniform_over=uniform_over,
         end_key=end_key,
         traj_key=traj_key,

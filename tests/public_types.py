@@ -65,7 +65,7 @@ def sample(dataset: rbdata.Dataset) -> None:
     assert_type(buffer, rbdata.TensorDictReplayBuffer)
     assert_type(buffer.sample(), Any)  # what the transforms make of it
     assert_type(len(buffer), int)
-    rbdata.load("Pong/5", slice_len=16, uniform_over="transitions", device=torch.device("cuda", 0))
+    rbdata.load("Pong/5", slice_len=16, uniform_over="transitions", span=(True, False), device=torch.device("cuda", 0))
     rbdata.load("Pong/5", sampler=rbdata.SliceSampler(slice_len=8))
     memory = rbdata.TensorDictReplayBuffer(storage=rbdata.LazyTensorStorage(1000), batch_size=32)
     assert_type(memory.storage, rbdata.Storage)

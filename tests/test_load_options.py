@@ -112,6 +112,7 @@ TOGETHER: list[tuple[str, Any, dict[str, Any]]] = [
     ("gamma", 0.5, {"n_step": 3}),
     ("strict_length", False, slices()),
     ("pad_output", True, slices(strict_length=False)),
+    ("span", True, slices()),
     ("uniform_over", "transitions", slices()),
     ("drop_last", True, {"replacement": False}),
     ("shuffle", False, {"replacement": False}),

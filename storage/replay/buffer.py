@@ -241,8 +241,8 @@ class ReplayBuffer:
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
-    def sample(self, batch_size: int | None = None, return_info: bool = False) -> Any:
-        """Draw one batch, or ``(batch, info)`` with the sampler's information on its records.
+    def sample(self, batch_size: int | None = None, return_info: bool = False, include_info: bool | None = None) -> Any:
+        """Draw one batch, or ``(batch, info)``; ``include_info=False`` leaves the sampler's information out of a TensorDict.
 
         Raises UsageError without a batch size, SamplingError when the batch cannot be drawn.
         """
@@ -254,7 +254,12 @@ class ReplayBuffer:
             finish, drawn = batches.next(size, ahead=size == self.batch_size)
         batch = finish()
         self._last.place = drawn.place
-        return (batch, batches.info(drawn)) if return_info else batch
+        if not return_info and include_info is not False:
+            return batch
+        info = batches.info(drawn)
+        if include_info is False and is_tensor_collection(batch):
+            batch = batch.exclude(*info)
+        return (batch, info) if return_info else batch
 
     def _size(self, batch_size: int) -> int:
         size = check_batch_size(batch_size)
@@ -299,11 +304,16 @@ class ReplayBuffer:
         """Endless batches, or the batches of one pass if the sampler has passes."""
         if self.batch_size is None:
             raise UsageError("iteration needs the batch_size given to the buffer (or to load())")
+        before = OrderPlace()
         while True:
-            batch = self.sample()
-            ended = self._ran_out
+            batch, after = self.sample(), getattr(self._last, "place", OrderPlace())
+            if before.taken and after.rows != before.rows:
+                self._warn_once(
+                    "pass", "a write has started the pass again: write after the loop, or draw with replacement"
+                )
+            before = after
             yield batch
-            if ended or self._ran_out:  # the loop may sample the end of the pass itself
+            if after.ended or self._ran_out:  # the loop may sample the end of the pass itself
                 return
 
     def __next__(self) -> Any:
@@ -386,6 +396,10 @@ class ReplayBuffer:
             return tree_map(lambda leaf: leaf.transpose(dim, 0)[index], storage[:])
         except (IndexError, RuntimeError, TypeError) as error:
             raise index_error(index, storage.shape, error) from error
+
+    def __getitems__(self, numbers: Any) -> Any:
+        message = "DataLoader(buffer) would read single records, without stacks, n-step returns and goals"
+        raise UsageError(message, hint="give it buffer.as_map(), or take buffer.as_iterable().loader()")
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Change records by number or slice, or one column by key, whose values have the stored shape and dtype."""

@@ -18,6 +18,7 @@ def choose_sampler(
     num_slices: int | None = None,
     strict_length: bool = True,
     pad_output: bool = False,
+    span: Any = False,
     uniform_over: Any = "trajectories",
     end_key: Any = None,
     traj_key: Any = None,
@@ -40,6 +41,7 @@ def choose_sampler(
         given_of_slices = {
             "strict_length": not strict_length,
             "pad_output": bool(pad_output),
+            "span": span is not False,
         }
         goes_with("slice_len or num_slices", **given_of_slices, uniform_over=uniform_over != "trajectories")
     if replacement and not blocks:
@@ -69,6 +71,7 @@ def choose_sampler(
         "num_slices": num_slices,
         "strict_length": strict_length,
         "pad_output": pad_output,
+        "span": span,
         "uniform_over": uniform_over,
         "end_key": end_key,
         "traj_key": traj_key,

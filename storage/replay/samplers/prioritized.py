@@ -16,6 +16,7 @@ zero in a second tree from which starts are drawn:
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -236,8 +237,12 @@ class PrioritizedSampler(Sampler):
 class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     """`SliceSampler` and `PrioritizedSampler` in one; the weight of a slice's start comes with all its steps.
 
+    Slices may end after their episode (right ``span``, which a single value sets), but not begin before it: a left span is
+    turned off with a warning. With a right span, episodes that are too short by at most the span are drawn from as well.
     Positional arguments are those of `PrioritizedSampler`, ``slices`` those of `SliceSampler`.
     """
+
+    _cut_short = True
 
     @shows_arguments_of(SliceSampler.__init__)
     def __init__(
@@ -253,6 +258,16 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
         self._starts: tuple[EpisodePool, np.ndarray, SumTree] | None = None
         PrioritizedSampler.__init__(self, max_capacity, alpha, beta, eps, dtype, reduction)
         SliceSampler.__init__(self, **slices)
+
+    def _spans(self) -> tuple[bool | int, bool | int]:
+        if not isinstance(self.span, (tuple, list)):
+            self.__dict__["span"] = (False, self.span)
+        left, right = super()._spans()
+        if left:
+            message = "a priority belongs to the step a slice begins with: the left span is turned off"
+            warnings.warn(message, stacklevel=4)
+            self.__dict__["span"] = (False, right)
+        return False, right
 
     def draw(self, storage: Storage, batch_size: int, turn: Turn) -> Draw:
         count, length = self.shape(batch_size)
@@ -274,7 +289,7 @@ class PrioritizedSliceSampler(SliceSampler, PrioritizedSampler):
     def _start_tree(self, pool: EpisodePool) -> SumTree:
         """The tree of starts, built again when the storage's contents have changed."""
         if self._starts is None or self._starts[0] is not pool:
-            first, last = pool.first.numpy(), (pool.first + pool.places).numpy()
+            first, last = pool.first.numpy(), (pool.first + torch.minimum(pool.places, pool.lengths)).numpy()
             bounds = np.zeros(int(pool.timeline.starts[-1]) + 1, np.int64)
             np.add.at(bounds, first, 1)
             np.add.at(bounds, last, -1)

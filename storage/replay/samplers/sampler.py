@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
+from ...keywords import goes_with
 from ..draw import Draw, flags_of
 from ..order import Order, Pass, Permutation, Turn, draw_seed
 from ..saved import Saved
@@ -122,7 +123,14 @@ class Sampler(Saved):
 
 
 class RandomSampler(Sampler):
-    """Uniform over all rows, with replacement."""
+    """Uniform over all rows, with replacement; with ``replacement=False`` a `SamplerWithoutReplacement` is made."""
+
+    def __init__(self, *, replacement: bool = True, drop_last: bool = False, shuffle: bool = True) -> None:
+        if replacement:
+            goes_with("replacement=False", drop_last=drop_last, shuffle=not shuffle)
+        else:
+            self.__class__ = SamplerWithoutReplacement  # type: ignore[assignment]
+            SamplerWithoutReplacement.__init__(self, drop_last, shuffle)  # type: ignore[arg-type]
 
     def draw(self, storage: Storage, batch_size: int, turn: Turn) -> Draw:
         rows = turn.below(require_records(storage), batch_size)

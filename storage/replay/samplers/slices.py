@@ -11,13 +11,14 @@ state of the storage's contents, so the cost of a draw does not depend on the nu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ....errors import SamplingError, UsageError
-from ...keywords import shows_arguments_of, whole_number
+from ...keywords import goes_with, shows_arguments_of, whole_number
 from ...row_index import lookup, runs_of
 from ..draw import Draw, Slices
 from ..order import Pass, Turn
@@ -26,6 +27,7 @@ from ..timeline import Edges, Timeline, as_key, entry_key
 from .sampler import Sampler, SamplerWithoutReplacement
 
 UniformOver = Literal["trajectories", "transitions"]
+Span = bool | int | Sequence[bool | int]
 KeyLike = str | tuple[str, ...]
 
 
@@ -37,13 +39,20 @@ class SliceSampler(Sampler):
     - ``strict_length``: only episodes that are long enough are drawn from. If False, shorter episodes give shorter slices,
       and batches are shorter, or with ``pad_output`` filled up with the last step (``("collector", "mask")`` is then True for
       real steps, if there are episodes shorter than a slice).
+    - ``span``: slices may begin before (left) or end after (right) their episode, and are cut there: True for as far as
+      one step remains, a number for at most this many steps; one value, or (left, right).
     - ``truncated_key``, ``init_key``: the flags of a slice's last and first step (``init_key`` where the data have it); the
       ``done`` beside the former is set as well. None: no flag.
     - ``uniform_over``: see above.
 
+    - ``replacement=False``: a `SliceSamplerWithoutReplacement` is made, with ``drop_last`` and ``shuffle``.
+
     ``cache_values`` and ``compile`` are taken for compatibility, without effect: edges are always kept until the storage is
     written, and a draw takes microseconds.
     """
+
+    #: Whether an episode that is short by at most the right span is long enough.
+    _cut_short = False
 
     def __init__(
         self,
@@ -61,26 +70,35 @@ class SliceSampler(Sampler):
         strict_length: bool = True,
         pad_output: bool = False,
         compile: bool | dict[str, Any] = False,
+        span: Span = False,
         uniform_over: UniformOver = "trajectories",
+        replacement: bool = True,
+        drop_last: bool = False,
+        shuffle: bool = True,
     ) -> None:
+        if replacement:
+            goes_with("replacement=False", drop_last=drop_last, shuffle=not shuffle)
+        else:
+            self.__class__ = SliceSamplerWithoutReplacement
+            SamplerWithoutReplacement.__init__(self, drop_last, shuffle)  # type: ignore[arg-type]
         self.slice_len, self.num_slices = slice_len, num_slices
         self.strict_length, self.pad_output = strict_length, pad_output
-        self.uniform_over = uniform_over
+        self.uniform_over, self.span = uniform_over, span
         self.end_key, self.end_keys, self.traj_key = end_key, end_keys, traj_key
         self.ends, self.trajectories = _copied(ends), _copied(trajectories)
         self.truncated_key, self.init_key = truncated_key, init_key
         self._settings()
 
-    #: What follows from the attributes: the edges of episodes, the episodes to draw from.
-    _known: Edges | None = None
+    #: What follows from the attributes: the edges of episodes and both spans; the episodes to draw from.
+    _known: tuple[Edges, tuple[bool | int, bool | int]] | None = None
     _pool: EpisodePool | None = None
 
     def _changed(self) -> None:
         super()._changed()
         self._known = self._pool = None
 
-    def _settings(self) -> Edges:
-        """The edges of episodes, as the attributes say now. Raises UsageError for those that contradict."""
+    def _settings(self) -> tuple[Edges, tuple[bool | int, bool | int]]:
+        """The edges of episodes and both spans, as the attributes say now. Raises UsageError for those that contradict."""
         if self._known is not None:
             return self._known
         if (self.slice_len is None) == (self.num_slices is None):
@@ -96,10 +114,16 @@ class SliceSampler(Sampler):
             raise UsageError("pad_output=True is incompatible with strict_length=True: it fills up short slices")
         if self.uniform_over not in ("trajectories", "transitions"):
             raise UsageError(f"uniform_over is {self.uniform_over!r}, not 'trajectories' or 'transitions'")
+        span = self._spans()
+        if any(span) and self.uniform_over == "transitions":
+            raise UsageError("span goes with uniform_over='trajectories'")
         ends = self.end_keys or (() if self.end_key is None else (self.end_key,))
         traj_key = None if self.traj_key is None else as_key(self.traj_key)
-        self._known = Edges(traj_key, tuple(map(as_key, ends)), self.ends, self.trajectories)
+        self._known = Edges(traj_key, tuple(map(as_key, ends)), self.ends, self.trajectories), span
         return self._known
+
+    def _spans(self) -> tuple[bool | int, bool | int]:
+        return _both_sides(self.span)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
 
@@ -109,11 +133,11 @@ class SliceSampler(Sampler):
         if self.uniform_over == "transitions":
             place = torch.from_numpy(turn.below(pool.total, count))
             chosen = runs_of(pool.before, place)
-            start = lookup(pool.first, chosen) + place - lookup(pool.before, chosen)
+            start, lengths = lookup(pool.first, chosen) + place - lookup(pool.before, chosen), pool.cut(chosen)
         else:
             chosen = self._choose(pool, count, turn)
-            start = pool.draw(chosen, turn.floats(count)[: len(chosen)])  # the last batch may be short
-        return self._finish(pool, start, pool.cut(chosen), self._counts(turn, count), turn)
+            start, lengths = pool.draw(chosen, turn.floats(count)[: len(chosen)])  # the last batch may be short
+        return self._finish(pool, start, lengths, self._counts(turn, count), turn)
 
     def _choose(self, pool: EpisodePool, count: int, turn: Turn) -> torch.Tensor:
         """An episode of the pool for every slice."""
@@ -134,10 +158,11 @@ class SliceSampler(Sampler):
     def pool(self, storage: Storage, length: int) -> EpisodePool:
         """Return the episodes that slices of a length may come from, kept until the storage or an attribute changes."""
         require_records(storage)
-        timeline = storage.timeline(self._settings())
+        edges, span = self._settings()
+        timeline = storage.timeline(edges)
         pool = self._pool
         if pool is None or pool.length != length or pool.timeline is not timeline:
-            pool = self._pool = EpisodePool(timeline, length, self.strict_length)
+            pool = self._pool = EpisodePool(timeline, length, self.strict_length, span, self._cut_short)
             if self.traj_key is None and timeline.traj_key is not None:  # as TorchRL notes what it found
                 self.__dict__["traj_key"] = entry_key(timeline.traj_key)
         return pool
@@ -177,7 +202,7 @@ class SliceSamplerWithoutReplacement(SliceSampler, SamplerWithoutReplacement):
         SamplerWithoutReplacement.__init__(self, drop_last, shuffle)
         SliceSampler.__init__(self, **slices)
 
-    def _settings(self) -> Edges:
+    def _settings(self) -> tuple[Edges, tuple[bool | int, bool | int]]:
         if self.uniform_over == "transitions":
             raise UsageError("without replacement every episode gives one slice: uniform_over must be 'trajectories'")
         return super()._settings()
@@ -200,34 +225,49 @@ class EpisodePool:
     """The episodes that slices of one length may come from.
 
     ``first`` position and ``lengths`` of those episodes, the number of ``places`` a slice can begin in each, and how many
-    places lie ``before`` it; all int64 ``[n]``. ``short`` says whether a slice may have fewer steps than ``length``, which a
-    ``strict`` pool excludes.
+    places lie ``before`` it; all int64 ``[n]``. ``lead`` is how far a slice may begin ahead of its episode. ``short`` says
+    whether a slice may have fewer steps than ``length``. With ``cut_short`` an episode is long enough for a ``strict`` pool if
+    no more steps are missing than the right span allows.
     """
 
-    def __init__(self, timeline: Timeline, length: int, strict: bool) -> None:
+    def __init__(
+        self, timeline: Timeline, length: int, strict: bool, span: tuple[bool | int, bool | int], cut_short: bool
+    ) -> None:
         self.timeline, self.length = timeline, length
         self.lengths, self.first = timeline.lengths, timeline.starts[:-1]
-        fits = self.lengths >= length
+        self.strict = strict and not any(span)
+        self.lead, lag = (_reach(side, length) for side in span)
         if strict:
+            fits = self.lengths >= length - (lag if cut_short else 0)
             if not bool(fits.any()):
                 longest = int(self.lengths.max()) if len(self.lengths) else 0
                 message = f"no episode has {length} steps; the longest has {longest}"
                 raise SamplingError(message, hint=f"slice_len={longest}, say, or strict_length=False for what there is")
             self.lengths, self.first = self.lengths[fits], self.first[fits]
-        self.short = not strict and not bool(fits.all())
-        self.places = (self.lengths - length).clamp(min=0) + 1
+        self.short = any(span) or (not strict and bool((self.lengths < length).any()))
+        # Between the first and the last start; a slice that leaves its episode keeps at least one step of it.
+        last = self.lengths - length if strict else (self.lengths - length).clamp(min=0)
+        last = torch.minimum(last + lag, self.lengths - 1)
+        self.places = last + 1 + self.lead
         ends = self.places.cumsum(0)
         self.before, self.total = ends - self.places, int(ends[-1])
 
-    def draw(self, chosen: torch.Tensor, share: np.ndarray) -> torch.Tensor:
-        """A start in each of the chosen episodes, ``share`` of whose places lie before it."""
+    def draw(self, chosen: torch.Tensor, share: np.ndarray) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A start in each of the chosen episodes (``share`` of its places before it), and the lengths if some are short."""
         offset = torch.from_numpy((share * lookup(self.places, chosen).numpy()).astype(np.int64))
-        return lookup(self.first, chosen) + offset
+        first = lookup(self.first, chosen)
+        if not self.lead:
+            return first + offset, self.cut(chosen, offset)
+        offset -= self.lead
+        begin = offset.clamp(min=0)
+        return first + begin, torch.minimum(offset + self.length, self.lengths[chosen]) - begin
 
-    def cut(self, chosen: torch.Tensor) -> torch.Tensor | None:
+    def cut(self, chosen: torch.Tensor, offset: torch.Tensor | int = 0) -> torch.Tensor | None:
         """Return the lengths of the slices; None if all have the full length."""
-        lengths = self.lengths[chosen].clamp(max=self.length) if self.short else None
-        return lengths if lengths is not None and bool((lengths < self.length).any()) else None
+        if self.strict:
+            return None
+        lengths = (self.lengths[chosen] - offset).clamp(max=self.length)
+        return lengths if bool((lengths < self.length).any()) else None
 
 
 def _copied(values: Any) -> torch.Tensor | None:
@@ -235,3 +275,21 @@ def _copied(values: Any) -> torch.Tensor | None:
     if values is None:
         return None
     return values.clone() if isinstance(values, torch.Tensor) else torch.as_tensor(np.array(values))
+
+
+def _both_sides(span: Span) -> tuple[bool | int, bool | int]:
+    """``(left, right)``. Raises UsageError for anything but flags and numbers of steps."""
+    sides = tuple(span) if isinstance(span, Sequence) else (span, span)
+    if len(sides) != 2 or not all(isinstance(side, (bool, np.bool_, Integral)) and side >= 0 for side in sides):
+        raise UsageError(f"span is a flag, a number of steps, or two of them (left, right), not {span!r}")
+    left, right = (bool(side) if isinstance(side, (bool, np.bool_)) else int(side) for side in sides)
+    return left, right
+
+
+def _reach(span: bool | int, length: int) -> int:
+    """The number of steps of a slice that may lie outside its episode."""
+    if span is True:
+        return length - 1
+    if span >= length:
+        raise UsageError(f"a span of {span} leaves nothing of a slice of {length}")
+    return int(span)

@@ -53,6 +53,7 @@ class LazyMemmapStorage(LazyTensorStorage):
         ndim: int = 1,
         existsok: bool = False,
         compilable: bool = False,
+        shared_init: bool = False,
         auto_cleanup: bool | None = None,
     ) -> None:
         if device not in ("auto", None) and torch.device(device).type != "cpu":

@@ -275,9 +275,18 @@ class LazyTensorStorage(TensorStorage):
     """Allocates at the first record. ``device="auto"`` takes the device of the first data.
 
     With ``ndim`` > 1 the first data determine the further dimensions, and ``max_size`` is rounded up to full rows.
+    ``shared_init`` has no effect.
     """
 
-    def __init__(self, max_size: int, *, device: Any = "cpu", ndim: int = 1, compilable: bool = False) -> None:
+    def __init__(
+        self,
+        max_size: int,
+        *,
+        device: Any = "cpu",
+        ndim: int = 1,
+        compilable: bool = False,
+        shared_init: bool = False,
+    ) -> None:
         super().__init__(None, max_size, device=device, ndim=ndim, compilable=compilable)
         self._auto = device == "auto"
 

@@ -149,6 +149,22 @@ def test_padded_slices(made):
     assert all(bool(row[int(real.sum()) - 1]) for row, real in zip(ends, mask))
 
 
+@pytest.mark.parametrize("span,shortest", [(True, 1), ((2, 0), 3), ((0, 2), 3), ((1, 1), 4)])
+def test_spans_leave_the_episode_no_further_than_said(made, span, shortest):
+    folder, truth = made["small", "flat"]
+    buffer = rbdata.load(folder, batch_size=50, slice_len=5, span=span, seed=2)
+    lengths = set()
+    for _ in range(10):
+        batch, info = buffer.sample(return_info=True)
+        ends = info["next", "truncated"].squeeze(1)
+        pieces = torch.tensor_split(batch["index"], (ends.nonzero().squeeze(1) + 1).tolist())[:-1]
+        for piece in pieces:
+            assert truth.bounds(int(piece[0])) == truth.bounds(int(piece[-1]))
+            lengths.add(len(piece))
+    assert min(lengths) == shortest
+    assert max(lengths) == 5
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -159,6 +175,7 @@ def test_padded_slices(made):
         {"frame_stack": 2, "stack_keys": ["nothing"]},
         {"slice_len": 3, "num_slices": 2},
         {"slice_len": 0},
+        {"slice_len": 3, "span": 3},
         {"slice_len": 3, "pad_output": True},
         {"slice_len": 3, "uniform_over": "days"},
         {"slice_len": 3, "uniform_over": "transitions", "replacement": False},

@@ -107,6 +107,14 @@ def test_numbers_of_records_are_those_of_a_sequence(folder, options):
             records[number]
 
 
+@pytest.mark.parametrize("options", [{}, {"n_step": 3}, {"output": "numpy"}])
+def test_a_loader_of_single_records_is_told_what_to_write(folder, options):
+    """They would be steps without what is around them."""
+    with pytest.raises(UsageError, match="single records") as refused:
+        next(iter(DataLoader(rbdata.load(folder, **options), batch_size=4)))  # type: ignore[arg-type]
+    assert "as_map()" in str(refused.value.hint)
+
+
 def test_records_by_number_have_no_goals(folder):
     buffer = rbdata.load(folder, batch_size=16, goals=rbdata.Goals(trajectory=1.0, current=0.0, random=0.0))
     with pytest.raises(UsageError, match="goals are drawn with the batches"):

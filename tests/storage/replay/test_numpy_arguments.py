@@ -40,14 +40,14 @@ def priorities(whole, real, flag):
 
 
 def slices(whole, real, flag):
-    sampler = rbdata.SliceSampler(slice_len=whole(4), strict_length=flag(False))
+    sampler = rbdata.SliceSampler(slice_len=whole(4), strict_length=flag(False), span=(flag(False), flag(True)))
     buffer = rbdata.TensorDictReplayBuffer(
         storage=rbdata.LazyTensorStorage(30), sampler=sampler, batch_size=whole(8), seed=whole(3)
     )
     buffer.extend(records())
     first = buffer.sample()
     sampler.slice_len = whole(2)
-    sampler.pad_output = flag(True)
+    sampler.span = flag(False)
     return [first, buffer.sample()]
 
 
@@ -60,7 +60,7 @@ CASES = {
     "shares": lambda w, r, f: batches(rank=w(1), world_size=w(2)),
     "prioritized": lambda w, r, f: batches(sampler=rbdata.PrioritizedSampler(w(30), r(0.5), r(0.25), eps=r(0.125))),
     "prioritized slices": lambda w, r, f: batches(
-        sampler=rbdata.PrioritizedSliceSampler(w(30), r(0.5), r(0.25), num_slices=w(2), strict_length=f(False))
+        sampler=rbdata.PrioritizedSliceSampler(w(30), r(0.5), r(0.25), num_slices=w(2), span=f(True))
     ),
     "pass": lambda w, r, f: batches(sampler=rbdata.SamplerWithoutReplacement(drop_last=f(True), shuffle=f(False))),
     "multi-step": lambda w, r, f: [rbdata.MultiStep(r(0.5), w(3))(records().view(2, 10))],

@@ -320,6 +320,14 @@ def test_a_collector_on_cartpole(envs):
     )
 
 
+def test_what_the_sampler_knows_may_be_left_out():
+    buffer = ours.TensorDictPrioritizedReplayBuffer(alpha=1, beta=1, storage=ours.LazyTensorStorage(10), batch_size=3)
+    buffer.extend(TensorDict({"a": torch.arange(5)}, [5]))
+    assert set(buffer.sample(include_info=False).keys()) == {"a"}
+    batch, info = buffer.sample(return_info=True, include_info=True)
+    assert {"index", "priority_weight"} <= set(batch.keys()) and len(info["index"]) == 3
+
+
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("kind", ["ListStorage", "LazyTensorStorage"])
 def test_batches_have_the_device_of_their_storage(kind, device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import rbdata
 import torch
-from rbdata.errors import SamplingError
+from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
     PrioritizedSliceSampler,
@@ -72,3 +72,33 @@ def test_slices_over_a_dataset(tmp_path):
     buffer.update_priority(torch.arange(18), nothing)
     with pytest.raises(SamplingError, match="priority above zero"):
         buffer.sample()
+
+
+@pytest.mark.parametrize("span", [2, True, [False, 2], (0, 2)], ids=str)
+@pytest.mark.parametrize("strict", [True, False])
+def test_spans(span, strict):
+    """A single value is the right span: slices begin where their priority lies."""
+    sampler = PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=span, strict_length=strict)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=8)
+    buffer.extend(rollout([5, 7, 6]))
+    lengths = set()
+    for _ in range(50):
+        batch = buffer.sample()
+        ends = batch["next", "truncated"].squeeze(-1).nonzero().squeeze(1)
+        lengths |= set(ends.diff(prepend=torch.tensor([-1])).tolist())
+    assert lengths == ({1, 2, 3, 4} if span is True else {2, 3, 4})
+    with pytest.warns(UserWarning, match="left span is turned off"):
+        assert PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=(1, 2)).span == (False, 2)
+    for bad in ((1, 2, 3), "two", -1):
+        with pytest.raises(UsageError):
+            PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=bad)
+
+
+def test_short_episodes_with_a_span():
+    """An episode is long enough if no more steps are missing than the span allows."""
+    for span, starts in ((2, {0, 1, 2, 3, 4, 5}), (1, {0, 1, 2, 3, 4}), (False, {0, 1, 2, 3})):
+        sampler = PrioritizedSliceSampler(40, 1, 1, slice_len=4, span=span)
+        buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(40), sampler=sampler, batch_size=4)
+        buffer.extend(rollout([7, 3]))
+        found = {int(buffer.sample()["index"][0]) for _ in range(60)}
+        assert found == starts | ({7, 8} if span == 2 else {7} if span else set())

@@ -14,11 +14,14 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rbdata.errors import SamplingError
+from rbdata.errors import SamplingError, UsageError
 from rbdata.storage.replay import (
     LazyTensorStorage,
+    RandomSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
     TensorDictReplayBuffer,
 )
 from replay_tools import chi_square, equal, rollout
@@ -102,6 +105,22 @@ def test_a_growing_storage_starts_the_pass_anew():
     buffer.sample()
     buffer.extend(rollout([10], first=100))
     assert len({int(step) for batch in buffer for step in batch["index"]}) == 20
+    with pytest.warns(UserWarning, match="started the pass again"):
+        for number, _ in enumerate(buffer):
+            if number == 1:
+                buffer.set_storage(LazyTensorStorage(20))
+                buffer.extend(rollout([15]))
+
+
+def test_without_replacement_by_argument():
+    kind: Any = RandomSampler
+    made = kind(replacement=False, drop_last=True)
+    assert type(made) is SamplerWithoutReplacement and made.drop_last and type(kind(replacement=True)) is RandomSampler
+    kind = SliceSampler
+    sliced = kind(slice_len=2, replacement=False, shuffle=False)
+    assert type(sliced) is SliceSamplerWithoutReplacement and sliced.slice_len == 2 and not sliced.shuffle
+    with pytest.raises(UsageError, match="drop_last goes with replacement=False"):
+        RandomSampler(drop_last=True)
 
 
 def standard_scores(counts: np.ndarray, expected: float) -> float:
