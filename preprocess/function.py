@@ -15,7 +15,6 @@ import difflib
 import functools
 import inspect
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -315,20 +314,7 @@ def pickled(value: Any) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
-        raise _not_sent(error) from error
+        message = f"a function or an argument cannot be sent to worker processes: {type(error).__name__}: {error}"
+        hint = "define it in a file and give it as 'file.py:name', or work in this process: procs=0"
+        raise UsageError(message, hint=hint) from error
     return data
-
-
-def unpickled(data: bytes) -> Any:
-    """Return what another process `pickled`, never bytes from a file. Raises UsageError where a module is not found here."""
-    try:
-        return pickle.loads(data)
-    except Exception as error:
-        raise _not_sent(error) from error
-
-
-def _not_sent(error: Exception) -> UsageError:
-    message = f"a function or an argument cannot be sent to worker processes: {type(error).__name__}: {error}"
-    return UsageError(
-        message, hint="define it in a file and give it as 'file.py:name', or work in this process: procs=0"
-    )

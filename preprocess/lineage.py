@@ -18,7 +18,7 @@ fingerprint    sha256 of everything that decides the bytes of the result; absent
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from importlib.metadata import version
 from typing import Any
 
@@ -52,16 +52,6 @@ def versions() -> dict[str, str]:
         "tensordict": version("tensordict"),
         "python": platform.python_version(),
     }
-
-
-def named_statistics(labels: Sequence[str], statistics: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Statistics (by the number of their function) by its label; ``#2`` is appended for the second function with a label."""
-    named: dict[str, Any] = {}
-    for number, found in sorted(statistics.items(), key=lambda one: int(one[0])):
-        label = labels[int(number)]
-        same = sum(key.partition("#")[0] == label for key in named)
-        named[f"{label}#{same + 1}" if same else label] = found
-    return named
 
 
 def remaining_spaces(manifest: Manifest, after: Shapes, changed: Collection[str]) -> dict[str, Any]:

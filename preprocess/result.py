@@ -60,20 +60,14 @@ def check_batch(returned: Any, name: str, where: str, steps: int | None) -> Tens
 
     Raises SchemaError.
     """
-    if not isinstance(returned, TensorDictBase):
-        hint = "it must return the TensorDict; only with --per episode None drops the episode"
-        if returned is None:
-            raise SchemaError(f"{name} returned None for {where}", hint=hint)
-        wanted = "" if steps is None else f" with batch size [{steps}]"
-        raise _fault(name, f"a {type(returned).__name__} instead of a TensorDict{wanted}", where, hint)
-    size = tuple(returned.batch_size)
-    if steps is None and not (size and size[0]):
-        hint = "return None to drop the episode"
-        raise _fault(name, f"batch size {list(size)} instead of at least one step", where, hint)
-    if steps is not None and size[:1] != (steps,):
-        hint = "--per episode may return any number of steps, or None to drop the episode"
-        raise _fault(name, f"batch size {list(size)} instead of [{steps}]", where, hint)
-    return returned
+    size = list(returned.batch_size) if isinstance(returned, TensorDictBase) else None
+    if size is None or (size[:1] != [steps] if steps is not None else not (size and size[0])):
+        what = f"batch size {size}" if size is not None else f"a {type(returned).__name__}"
+        wanted = "a TensorDict of at least one step" if steps is None else f"a TensorDict of batch size [{steps}]"
+        hint = "only with --per episode it may return any number of steps, or None to drop the episode"
+        raise _fault(name, f"{what} instead of {wanted}", where, hint)
+    checked: TensorDictBase = returned
+    return checked
 
 
 def columns_of(returned: TensorDictBase, name: str, where: str) -> Columns:

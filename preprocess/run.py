@@ -19,24 +19,20 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from .. import settings
-from ..datasets.cleanup import leftovers_of, remove_leftovers
 from ..datasets.ingest import pipeline
 from ..datasets.ingest.block import Block
-from ..datasets.ingest.dictionary import store_dictionaries
 from ..datasets.ingest.estimate import estimate_expected
-from ..datasets.ingest.part import PartTask, parts_of
+from ..datasets.ingest.part import CountTask
 from ..datasets.ingest.plan import bulk_of
 from ..datasets.ingest.reader import Reader
 from ..datasets.ingest.records import ConvertOptions, Expectation, count_notes
@@ -46,18 +42,18 @@ from ..datasets.local import find
 from ..datasets.workers import open_cluster, open_local
 from ..datasets.workers.task import Engine, usual_procs
 from ..errors import DatasetExistsError, SchemaError, UsageError
-from ..storage.codecs import PLAIN, codec_of, level_of
+from ..storage.codecs import PLAIN, codec_of
 from ..storage.episodes import EpisodeTable, open_episodes
 from ..storage.folder import DatasetPlace
 from ..storage.integrity import check_leaves
 from ..storage.lock import when_free
 from ..storage.manifest import Manifest, read_manifest
 from ..storage.schema import FLAGS, Schema
-from ..storage.work import PART_RECORD, PARTS, Work, read_run
+from ..storage.work import Work
 from .chunks import Chunk, choose_sizes, cut, split
 from .function import Chain, Job, describe, pickled, to_json
 from .layout import choose_codec, choose_schema, filled, shapes_of_schema, unchained_edges, unchained_error
-from .lineage import describe_input, leaf_changes, named_statistics, remaining_spaces, versions
+from .lineage import describe_input, leaf_changes, remaining_spaces, versions
 from .request import DryRun, Preprocessed, PreprocessRequest
 
 #: The module that does the work. It imports torch, so that workers are forked after it has been imported.
@@ -89,11 +85,9 @@ def preprocess(
 def _preprocess(request: PreprocessRequest, listener: Listener, given: Engine | None) -> Preprocessed:
     began, place = time.monotonic(), DatasetPlace(settings.root(request.root), request.dest)
     reader = FunctionReader(request, place, listener)
-    existing = reader.existing()
+    existing = find_existing(place, Request(place.id, force=request.force))
     if existing is not None:
-        if not request.dry_run:
-            with suppress(OSError):  # a root that cannot be written to
-                remove_leftovers(leftovers_of(place), place.root)  # of a process that was killed at the very end
+        reader.check(existing)
         return Preprocessed(place.id, place.path, "complete", existing)
     engine = given or open_cluster(request.engine, procs=reader.procs, address=request.address)
     engine = engine or open_local(reader.procs or 0, [WORKER])
@@ -105,12 +99,6 @@ def _preprocess(request: PreprocessRequest, listener: Listener, given: Engine | 
         options: dict[str, Any] = {"options": reader.options, "procs": request.procs, "engine": engine}
         wanted = Request(place.id, force=request.force, command=request.command, **options)
         made = pipeline.run(reader, place, wanted, listener, reader.location.shown, reader.check)
-    except DatasetExistsError as error:
-        if not error.unfinished:
-            raise
-        differs = reader.differs(read_run(place.working).get("request") or {})
-        message = f"an unfinished {place.id} exists, started with another function, input, version or other options"
-        raise DatasetExistsError(message + differs, hint=error.hint, unfinished=True) from error
     finally:
         if given is None:
             engine.close()
@@ -213,15 +201,6 @@ class FunctionReader(Reader):
     def identity(self) -> dict[str, Any]:
         return {"preprocess": self.fingerprint}
 
-    def existing(self) -> Manifest | None:
-        """Return the manifest at the destination if the same run made it. Raises DatasetExistsError for any other dataset."""
-        if not self.place.exists():
-            self.place.check_free()
-        manifest = find_existing(self.place, Request(self.place.id, force=self.request.force))
-        if manifest is not None:
-            self.check(manifest)
-        return manifest
-
     def check(self, existing: Manifest) -> None:
         """Raise DatasetExistsError unless the same run made a dataset."""
         lineage = existing.lineage or {}
@@ -238,20 +217,15 @@ class FunctionReader(Reader):
         ]
         content = (lineage.get("input") or {}).get("content")
         before = {**(existing.source.get("options") or {}), **lineage, "functions": functions, "input": content}
-        message = f"{self.place.id} exists already and was made with another request{self.differs(before)}"
+        now = {name: value for name, value in self.identified.items() if value is not None and name in before}
+        differs = [name for name, value in now.items() if before[name] != value]
+        message = f"{self.place.id} exists already and was made with another request"
+        message += f" (differs in {', '.join(differs)})" if differs else ""
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")
-
-    def differs(self, before: Mapping[str, Any]) -> str:
-        """What is not the same in the request of another run (its identity, or the lineage of its result), in brackets."""
-        now = self.identified
-        names = [name for name in now if name in before and now[name] is not None and before[name] != now[name]]
-        return f" (differs in {', '.join(names)})" if names else ""
 
     # -- what is decided before the units ------------------------------------------------------------------------------------
 
     def prepare(self, work: Work) -> None:
-        if not work.remembered("request"):
-            work.remember("request", self.identified)  # for messages about how another request differs
         self.decide(work)
 
     def decide(self, work: Work | None) -> None:
@@ -371,15 +345,11 @@ class FunctionReader(Reader):
     # -- units and parts -----------------------------------------------------------------------------------------------------
 
     def units(self, lead: Part | None) -> Sequence[ChunkUnit]:
-        return self.units_of(self.chunks, self.undecoded)
-
-    def units_of(self, chunks: Sequence[Chunk], undecoded: frozenset[str]) -> list[ChunkUnit]:
-        """Return the units of some chunks."""
         job, names = self._given(self.job), ", ".join(self.chain.names)
-        about = (self.schema, self.copied, undecoded)
+        about = (self.schema, self.copied, self.undecoded)
         return [
             ChunkUnit(chunk.index, f"{chunk.label} ({names})", chunk.rows, self.fingerprint, job, chunk, *about)
-            for chunk in chunks
+            for chunk in self.chunks
         ]
 
     def dictionaries(self) -> dict[str, bytes]:
@@ -387,12 +357,12 @@ class FunctionReader(Reader):
 
     def expect(self) -> Expectation:
         # Functions are assumed to make no more steps of other episodes than of the first one.
-        ratio = max(1.0, self.probe["steps_out"] / self.probe["steps_in"])
-        return self.expected(ratio * self.steps, self.step_bytes * ratio * self.steps)
+        return self.expected(max(1.0, self.probe["steps_out"] / self.probe["steps_in"]))
 
-    def expected(self, steps: float, disk_bytes: float) -> Expectation:
-        """That so many steps will be made, which take so many bytes."""
-        return Expectation(0, round(steps), len(self.episodes), round(disk_bytes))
+    def expected(self, ratio: float) -> Expectation:
+        """That so many times as many steps will be made as are read."""
+        steps = ratio * self.steps
+        return Expectation(0, round(steps), len(self.episodes), round(steps * self.step_bytes))
 
     def check_input(self) -> None:
         for path, manifest in self.folders:  # copied bytes get new checksums: they must be intact
@@ -448,7 +418,7 @@ class FunctionReader(Reader):
             "per": chain.per,
             **{key: identified[key] for key in ("args", "batch", "seed", "versions")},
             **({"version": request.version} if request.version is not None else {}),
-            "statistics": named_statistics(chain.labels, self.job.statistics),
+            "statistics": {chain.labels[int(number)]: found for number, found in self.job.statistics.items()},
             "leaves": leaf_changes(shapes_of_schema(self.input.schema), self._shapes, self._changed),
             "unchained": self._unchained,
             **({"fingerprint": self.fingerprint} if self.continues else {}),
@@ -467,23 +437,14 @@ def _total(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _dry_run(reader: FunctionReader) -> Preprocessed:
-    """Make a few chunks from all parts of the data in a temporary folder, and estimate the rest from them."""
+    """Make a few chunks from all parts of the data, which are not stored, and estimate the rest from them."""
     reader.decide(None)
-    chain, schema, engine, dictionaries = reader.chain, reader.schema, reader.engine, reader.dictionaries()
-    places = np.linspace(0, len(reader.chunks) - 1, min(TRIED_CHUNKS, len(reader.chunks))).astype(int)
-    units = reader.units_of([reader.chunks[place] for place in places.tolist()], frozenset())
-    with TemporaryDirectory(prefix="rbdata-") as name:
-        scratch = Path(name)
-        store_dictionaries(scratch, {name: schema[name] for name in dictionaries}, dictionaries, "")
-        tasks = [PartTask(unit, scratch, schema, 1, level=level_of(reader.options.codec)) for unit in units]
-        for _ in engine.run(operator.call, tasks, lambda progress: None):
-            pass
-        made = _total([part.about for unit in units for part in parts_of(scratch, unit)])
-        written = sum(path.stat().st_size for path in (scratch / PARTS).glob("*/*.*") if path.name != PART_RECORD)
-    steps_in = sum(unit.rows for unit in units)
-    share = steps_in / reader.steps
-    expected = reader.expected(made["steps"] / share, written / share)
-    estimate = estimate_expected(reader, reader.place, expected, len(reader.chunks))
+    chain, schema, every = reader.chain, reader.schema, reader.units(None)
+    places = np.linspace(0, len(every) - 1, min(TRIED_CHUNKS, len(every))).astype(int).tolist()
+    units = [every[place] for place in places]
+    counted = reader.engine.run(operator.call, [CountTask(unit) for unit in units], lambda progress: None)
+    made, steps_in = _total([record["about"] for _, record in counted]), sum(unit.rows for unit in units)
+    estimate = estimate_expected(reader, reader.place, reader.expected(made["steps"] / steps_in), len(every))
     reader.listener.on_estimate(estimate)
     stored = {leaf.name: f"{leaf.kind} {leaf.codec}" for leaf in schema}
     found = DryRun(
@@ -497,6 +458,6 @@ def _dry_run(reader: FunctionReader) -> Preprocessed:
         steps_out=made["steps"],
         dropped=made["dropped"],
         seconds=made["seconds"],
-        estimated_seconds=made["seconds"] / share * (1 + sum(chain.fits)) / engine.parallel,
+        estimated_seconds=made["seconds"] * reader.steps / steps_in * (1 + sum(chain.fits)) / reader.engine.parallel,
     )
     return Preprocessed(reader.place.id, reader.place.path, "planned", None, 0.0, estimate, found)

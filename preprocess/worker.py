@@ -8,6 +8,7 @@ changed are copied as they are stored, because most of the time goes into compre
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from ..storage.codecs import codec_of
 from ..storage.schema import Schema
 from .apply import Applier, ResultBatch, StoredStates
 from .chunks import Chunk, split
-from .function import Job, unpickled
+from .function import Job
 from .layout import RESULT_FLAGS, Shapes, filled, observation_pairs, shapes_of_schema, unchained_edges, unchained_error
 from .result import (
     Columns,
@@ -169,7 +170,7 @@ def opened(job: Job | bytes) -> Iterator[Applier]:
     Processes run in parallel: torch uses one thread in each.
     """
     if not _kept or _kept[0][0] != job:
-        _kept[:] = [(job, Applier(unpickled(job) if isinstance(job, bytes) else job))]
+        _kept[:] = [(job, Applier(pickle.loads(job) if isinstance(job, bytes) else job))]
     applier, threads = _kept[0][1], torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -5,13 +5,17 @@ import sys
 import tempfile
 
 import pytest
+from rbdata.datasets import user_code
 from rbdata.datasets.user_code import find, identity
 from rbdata.errors import FunctionError, UsageError
 
 
 @pytest.fixture(autouse=True)
 def clean_imports(monkeypatch):
-    """Modules and folders that a test makes importable end with it."""
+    """Modules and folders that a test makes importable end with it, and those of other tests before it."""
+    for name in user_code._loaded:
+        sys.modules.pop(name, None)
+    user_code._loaded.clear()
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("rbdata.datasets.user_code._folders", [])
     monkeypatch.setattr("rbdata.datasets.user_code._loaded", {})

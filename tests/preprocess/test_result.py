@@ -34,9 +34,9 @@ class TestResults:
     @pytest.mark.parametrize(
         ("fn", "match"),
         [
-            (lambda td: None, "returned None for steps 0"),
-            (lambda td: {"observation": 1}, r"returned a dict instead of a TensorDict with batch size \[\d+\]"),
-            (lambda td: td[:-1], r"batch size \[\d+\] instead of \[\d+\]"),
+            (lambda td: None, "returned a NoneType instead of a TensorDict"),
+            (lambda td: {"observation": 1}, r"returned a dict instead of a TensorDict of batch size \[\d+\]"),
+            (lambda td: td[:-1], r"batch size \[\d+\] instead of a TensorDict of batch size \[\d+\]"),
             (lambda td: td.reshape(-1, 1).squeeze(0)[:0], "instead of"),
             (lambda td: td.set("x", torch.zeros(len(td), dtype=torch.bfloat16)), "'x' with dtype bfloat16"),
             (lambda td: td.set("x", torch.zeros(len(td), dtype=torch.complex64)), "'x' with dtype complex64"),

@@ -60,15 +60,14 @@ class TestLostWorkers:
             )
         )
         words = ["preprocess", "my/input", "--fn", f"{tmp_path}/talk.py:fn", "--root", str(shared), "--json"]
-        for procs, batch in ((1, 1000), (2, 7)):
-            assert rbdata([*words, "--dest", f"my/talk{procs}", "--procs", str(procs), "--batch-size", str(batch)]) == 0
-            out, told = capfd.readouterr()
-            assert json.loads(out)["datasets"][0]["action"] == "written"
-            assert told.count("; second\n") >= 2
-            assert re.search(r"^first \d+; second$", told, re.MULTILINE)
-            assert "from C\n" in told
-            assert "from a child\n" in told
-            assert "no line feed" in told
+        assert rbdata([*words, "--dest", "my/talk", "--procs", "2", "--batch-size", "50"]) == 0
+        out, told = capfd.readouterr()
+        assert json.loads(out)["datasets"][0]["action"] == "written"
+        assert told.count("; second\n") >= 2
+        assert re.search(r"^first \d+; second$", told, re.MULTILINE)
+        assert "from C\n" in told
+        assert "from a child\n" in told
+        assert "no line feed" in told
 
     def test_ends_itself(self, shared):
         fails(shared, lambda td: sys.exit(3), FunctionError, "raised SystemExit: 3")
