@@ -16,7 +16,7 @@ def clean_imports(monkeypatch):
     for name in user_code._loaded:
         sys.modules.pop(name, None)
     user_code._loaded.clear()
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in user_code._folders])
     monkeypatch.setattr("rbdata.datasets.user_code._folders", [])
     monkeypatch.setattr("rbdata.datasets.user_code._loaded", {})
     before = set(sys.modules)
