@@ -44,10 +44,19 @@ _KEPT_SHARE = 1 / 16
 
 
 @dataclass(frozen=True)
-class UnitTask:
-    """A task about one unit; picklable if the unit is."""
+class PartTask:
+    """Makes the parts of a unit in a working ``folder``, those that are not there yet.
+
+    ``schema``: the leaves; empty where the first block states them. Where a compressed leaf has no dictionary yet, one is
+    trained on the first rows; a task that ``begins`` ends then, as others wait for it. ``level``: of the codec.
+    """
 
     unit: Unit
+    folder: Path
+    schema: Schema
+    threads: int
+    begins: bool = False
+    level: int | None = None
 
     @property
     def index(self) -> int:
@@ -60,21 +69,6 @@ class UnitTask:
     @property
     def label(self) -> str:
         return self.unit.name
-
-
-@dataclass(frozen=True)
-class PartTask(UnitTask):
-    """Makes the parts of a unit in a working ``folder``, those that are not there yet.
-
-    ``schema``: the leaves; empty where the first block states them. Where a compressed leaf has no dictionary yet, one is
-    trained on the first rows; a task that ``begins`` ends then, as others wait for it. ``level``: of the codec.
-    """
-
-    folder: Path
-    schema: Schema
-    threads: int
-    begins: bool = False
-    level: int | None = None
 
     def __call__(self, on_block: OnBlock) -> dict[str, Any]:
         """Returns the leaves of the unit as ``leaves``; the parts are in the folder."""
@@ -121,21 +115,17 @@ class _BegunError(Exception):
         self.schema = schema
 
 
-@dataclass(frozen=True)
-class CountTask(UnitTask):
-    """Reads a unit, and writes nothing: what a dry run needs of a lead."""
-
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Returns what the unit says of itself as ``about``, and its numbers of steps and episodes."""
-        steps = episodes = 0
-        about: Mapping[str, Any] = {}
-        for block in self.unit.blocks(None, 1):
-            if block.bits is not None:
-                steps += len(block.bits)
-                episodes += int(np.count_nonzero(block.bits & ENDS))
-            about = about if block.record is None else block.record
-            on_block(block.done, block.fetched, block.retries)
-        return {"about": dict(about), "steps": steps, "episodes": episodes}
+def count_steps(unit: Unit, on_block: OnBlock) -> PartContents:
+    """Read a unit, and write nothing: what a dry run needs of a lead."""
+    steps = episodes = 0
+    about: Mapping[str, Any] = {}
+    for block in unit.blocks(None, 1):
+        if block.bits is not None:
+            steps += len(block.bits)
+            episodes += int(np.count_nonzero(block.bits & ENDS))
+        about = about if block.record is None else block.record
+        on_block(block.done, block.fetched, block.retries)
+    return PartContents(unit.index, "", [], [], dict(about), steps, episodes)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------------

@@ -17,10 +17,8 @@ import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...errors import (
     ChecksumError,
@@ -34,17 +32,17 @@ from ...storage.manifest import Manifest, read_manifest
 from ...storage.old_dataset import OldDataset
 from ...storage.work import Work, fingerprint
 from ..workers import open_local
-from ..workers.task import Engine, TaskProgress, call, memory_for, threads_of_task, usual_procs
+from ..workers.task import Engine, OnBlock, call, memory_for, threads_of_task, usual_procs
 from .append import Base
 from .commit import begin_commit
 from .estimate import estimate_expected, estimate_fetch, estimate_work
-from .part import CountTask, PartTask, part_folder, parts_of, read_part
+from .part import PartTask, count_steps, part_folder, parts_of, read_part
 from .plan import Plan, common, is_done
 from .raw_files import bytes_left, fetch_whole, paths_of, remote_files
 from .reader import Reader
 from .records import Expectation
 from .request import Estimate, Listener, Outcome, Request, announce_replacement, find_existing
-from .unit import LEAD, Part, PartContents, Unit
+from .unit import LEAD, Part, Unit
 
 #: What a run is likely to write may be guessed several times too much: it is refused beforehand where not even this part fits.
 _FAR_TOO_MUCH = 8
@@ -136,16 +134,14 @@ def make(
         listener.on_note(
             f"{place.id} was begun before and is made from the beginning: nothing states how to go on with it"
         )
-    going_on, run = (
-        work.holds_work(),
-        _Run(reader, place, request, listener, work, base or _old(reader, place, request)),
-    )
+    going_on = work.holds_work()
+    plan = Plan(reader, place, request, listener, work, base or _old(reader, place, request))
     try:
         try:
             if is_joining(place):
                 estimate = estimate_expected(reader, place, Expectation(0, 0, 0, 0), 0)
             else:
-                estimate = run.write(url, original, base)
+                estimate = _write(plan, url, original, base)
             listener.on_stage("committing")
             return estimate, join(place)
         except DamagedDatasetError:
@@ -187,10 +183,9 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     expected = reader.expect()
     if expected is None and remote_files(reader):
         return estimate_fetch(reader, place, bytes_left(reader, folder))
-    with _opened(reader, paths_of(reader) if expected is None else {}, request) as engine:
-        unit, lead = reader.lead(), None
-        if unit is not None:
-            lead = Part(place.working, PartContents(LEAD, "", [], [], **_do_one(CountTask(unit), engine, listener)))
+    with _opened(reader, paths_of(reader) if expected is None else {}, request):
+        unit = reader.lead()
+        lead = Part(place.working, count_steps(unit, _planned(listener, unit))) if unit else None
         units = reader.units(lead)
         done = {unit.index for unit in units if folder is not None and is_done(parts_of(folder, unit))}
         done.update(range(common(old, units)))
@@ -224,100 +219,88 @@ def _modules(reader: Reader) -> list[str]:
     return [PartTask.__module__, type(reader).__module__, *reader.native_libraries]
 
 
-def _do_one(task: PartTask | CountTask, engine: Engine, listener: Listener) -> dict[str, Any]:
-    """Do the task of a lead."""
-
-    def report(tasks: list[TaskProgress]) -> None:
-        for one in tasks:
-            listener.on_planned(one.rows, one.total)
-
-    ((_, record),) = engine.run(operator.call, [task], report)
-    return record
+def _planned(listener: Listener, lead: Unit) -> OnBlock:
+    return lambda done, *_: listener.on_planned(done, lead.rows)
 
 
 # -- one run ---------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Run:
-    """One run with the place's lock held; ``old`` is the dataset to be extended or appended to."""
+def _write(plan: Plan, url: str, original: Manifest | None, base: Base | None) -> Estimate:
+    """Everything up to the join."""
+    reader, place, listener = plan.reader, plan.place, plan.listener
+    with _opened(reader, fetch_whole(reader, place, plan.work, listener), plan.request) as engine:
+        plan.lead = _read_lead(plan)
+        reader.prepare(plan.work)
+        plan.units = list(reader.units(plan.lead))
+        plan.find_parts()
+        estimate = plan.estimate()
+        listener.on_estimate(estimate)
+        needed = estimate.disk_bytes // (_FAR_TOO_MUCH if estimate.estimated else 1)
+        check_space(place.path, needed + (base.manifest.bytes if base else 0), place.id)
+        reader.check_input()
+        _fill(plan, engine)
+    parts = [part for unit in plan.units for part in plan.parts[unit.index]]
+    leads = [] if plan.lead is None else [plan.lead]
+    try:
+        begin_commit(reader, place, leads, parts, url, original, base)
+    except CorruptSourceError:
+        if not any(part.steps for part in (*leads, *parts)):
+            plan.discard_parts()  # empty ones are not worth keeping for the next run
+        raise
+    return estimate
 
-    reader: Reader
-    place: DatasetPlace
-    request: Request
-    listener: Listener
-    work: Work
-    old: OldDataset | None
 
-    def write(self, url: str, original: Manifest | None, base: Base | None) -> Estimate:
-        """Everything up to the join."""
-        reader = self.reader
-        with _opened(reader, fetch_whole(reader, self.place, self.work, self.listener), self.request) as engine:
-            lead = self._read_lead(engine)
-            reader.prepare(self.work)
-            plan = Plan(reader, self.place, self.listener, self.work, self.old, lead, list(reader.units(lead)))
-            plan.find_parts()
-            estimate = plan.estimate()
-            self.listener.on_estimate(estimate)
-            needed = estimate.disk_bytes // (_FAR_TOO_MUCH if estimate.estimated else 1)
-            check_space(self.place.path, needed + (base.manifest.bytes if base else 0), self.place.id)
-            reader.check_input()
-            self._fill(plan, engine)
-        leads, parts = [] if lead is None else [lead], [part for unit in plan.units for part in plan.parts[unit.index]]
-        try:
-            begin_commit(reader, self.place, leads, parts, url, original, base)
-        except CorruptSourceError:
-            if not any(part.steps for part in (*leads, *parts)):
-                plan.discard_parts()  # empty ones are not worth keeping for the next run
-            raise
-        return estimate
+def _task(plan: Plan, unit: Unit, threads: int, begins: bool = False) -> PartTask:
+    reader = plan.reader
+    return PartTask(unit, plan.work.folder, reader.schema, threads, begins, level_of(reader.options.codec))
 
-    def _task(self, unit: Unit, threads: int, begins: bool = False) -> PartTask:
-        level = level_of(self.reader.options.codec)
-        return PartTask(unit, self.work.folder, self.reader.schema, threads, begins, level)
 
-    def _read_lead(self, engine: Engine) -> Part | None:
-        lead = self.reader.lead()
-        if lead is None:
-            return None
-        folder = part_folder(self.work.folder, LEAD, 0)
-        remove_tree(folder)
-        _do_one(self._task(lead, 1), engine, self.listener)
-        return read_part(folder)
+def _read_lead(plan: Plan) -> Part | None:
+    lead = plan.reader.lead()
+    if lead is None:
+        return None
+    folder = part_folder(plan.work.folder, LEAD, 0)
+    remove_tree(folder)
+    _task(plan, lead, 1)(_planned(plan.listener, lead))
+    return read_part(folder)
 
-    def _fill(self, plan: Plan, engine: Engine) -> None:
-        """Have workers make the parts that are not there; ``engine`` reads whole files."""
-        reader = self.reader
-        left = plan.left(plan.units)
-        if not left:
-            return
-        count = 0 if reader.here else usual_procs(len(left), self.request.procs)
-        threads = threads_of_task(count, self.request.engine)
-        with self._workers(count, engine) as workers:
-            while left and not plan.is_begun():
-                begins = len(left) > 1 and not reader.first_decides
-                self._do(plan, [self._task(left[0], threads, begins)], workers)
-                left = plan.left(left[:1]) + left[1:]
-            if reader.first_decides and (first := plan.first_part()):
-                left = [reader.decided(unit, first) for unit in left]
-            # Large units first, where their sizes are known: no process ends long after the others.
-            if workers.parallel > 1 and not any(unit.spec for unit in left):
-                left = sorted(left, key=lambda unit: -unit.rows)
-            self._do(plan, [self._task(unit, threads) for unit in left], workers)
 
-    def _workers(self, count: int, reading: Engine) -> AbstractContextManager[Engine]:
-        """An engine that was given and goes on to the next dataset, the one that reads whole files, this process, or ``count``
-        processes."""
-        reader, given = self.reader, self.request.engine
-        if given is None and reader.native_libraries:
-            given = reading
-        if reader.here or (given is None and count <= 1 and not reader.in_worker):
-            given = Engine()
-        return nullcontext(given) if given is not None else open_local(count, _modules(reader))
+def _fill(plan: Plan, engine: Engine) -> None:
+    """Have workers make the parts that are not there; ``engine`` reads whole files."""
+    reader, request = plan.reader, plan.request
+    left = plan.left(plan.units)
+    if not left:
+        return
+    count = 0 if reader.here else usual_procs(len(left), request.procs)
+    threads = threads_of_task(count, request.engine)
+    with _workers(plan, count, engine) as workers:
+        while left and not plan.is_begun():
+            begins = len(left) > 1 and not reader.first_decides
+            _do(plan, [_task(plan, left[0], threads, begins)], workers)
+            left = plan.left(left[:1]) + left[1:]
+        if reader.first_decides and (first := plan.first_part()):
+            left = [reader.decided(unit, first) for unit in left]
+        # Large units first, where their sizes are known: no process ends long after the others.
+        if workers.parallel > 1 and not any(unit.spec for unit in left):
+            left = sorted(left, key=lambda unit: -unit.rows)
+        _do(plan, [_task(plan, unit, threads) for unit in left], workers)
 
-    def _do(self, plan: Plan, tasks: Sequence[PartTask], engine: Engine) -> None:
-        for index, record in engine.run(operator.call, tasks, self.listener.on_progress):
-            plan.take_leaves(plan.units[index], record["leaves"])
-            plan.parts[index] = parts_of(self.work.folder, plan.units[index])
-            if is_done(plan.parts[index]):
-                self.listener.on_part_done(index)
+
+def _workers(plan: Plan, count: int, reading: Engine) -> AbstractContextManager[Engine]:
+    """An engine that was given and goes on to the next dataset, the one that reads whole files, this process, or ``count``
+    processes."""
+    reader, given = plan.reader, plan.request.engine
+    if given is None and reader.native_libraries:
+        given = reading
+    if reader.here or (given is None and count <= 1 and not reader.in_worker):
+        given = Engine()
+    return nullcontext(given) if given is not None else open_local(count, _modules(reader))
+
+
+def _do(plan: Plan, tasks: Sequence[PartTask], engine: Engine) -> None:
+    for index, record in engine.run(operator.call, tasks, plan.listener.on_progress):
+        plan.take_leaves(record["leaves"])
+        plan.parts[index] = parts_of(plan.work.folder, plan.units[index])
+        if is_done(plan.parts[index]):
+            plan.listener.on_part_done(index)

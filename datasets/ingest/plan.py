@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from ...errors import CorruptSourceError, DamagedDatasetError, DatasetExistsError
+from ...errors import DamagedDatasetError, DatasetExistsError
 from ...storage.folder import DatasetPlace, remove_tree
 from ...storage.join import Piece
 from ...storage.leaf import Leaf
@@ -22,8 +22,8 @@ from .dictionary import dictionary_mark, dictionary_path, has_dictionaries, stor
 from .estimate import estimate_work
 from .part import parts_of
 from .reader import Reader
-from .request import Estimate, Listener
-from .trajectories import column_difference, columns_of
+from .request import Estimate, Listener, Request
+from .trajectories import columns_of
 from .unit import Part, PartContents, PartSection, SampleRows, Unit
 
 
@@ -39,15 +39,17 @@ class OldPart(Part):
 
 @dataclass
 class Plan:
-    """The units of one run, whose ``lead`` is read, and their ``parts``; ``old`` is the dataset to be extended."""
+    """One run with the place's lock held: its units, once the ``lead`` is read, and their ``parts``; ``old`` is the dataset to
+    be extended or appended to."""
 
     reader: Reader
     place: DatasetPlace
+    request: Request
     listener: Listener
     work: Work
     old: OldDataset | None
-    lead: Part | None
-    units: Sequence[Unit]
+    lead: Part | None = None
+    units: Sequence[Unit] = ()
     #: Those that are there, of each unit.
     parts: dict[int, list[Part]] = field(default_factory=dict)
 
@@ -62,7 +64,7 @@ class Plan:
         self.parts = {unit.index: parts_of(self.work.folder, unit) for unit in self.units}
         for unit in self.units:
             if self.parts[unit.index]:
-                self.take_leaves(unit, self.parts[unit.index][0].record.leaves)
+                self.take_leaves(self.parts[unit.index][0].record.leaves)
         self._prepare_dictionaries()
         if self.work.part_folders():
             self._drop_damaged()
@@ -158,17 +160,12 @@ class Plan:
                 return parts[0]
         return None
 
-    def take_leaves(self, unit: Unit, leaves_json: Sequence[Mapping[str, Any]]) -> None:
-        """Take the leaves from the first part, and compare those of the others with them."""
-        reader, leaves = self.reader, tuple(map(Leaf.from_json, leaves_json))
-        if not leaves:
-            return
-        if not reader.schema.leaves:
-            reader.schema = Schema(leaves)
+    def take_leaves(self, leaves: Sequence[Mapping[str, Any]]) -> None:
+        """Take the leaves from the first part, where the reader does not know them; others are made like it (`PartTask`)."""
+        reader = self.reader
+        if leaves and not reader.schema.leaves:
+            reader.schema = Schema(tuple(map(Leaf.from_json, leaves)))
             reader.bulk, reader.columns = bulk_of(reader.schema), columns_of(reader.schema)
-        elif leaves != reader.schema.leaves:
-            odd = column_difference(columns_of(Schema(leaves)), columns_of(reader.schema))
-            raise CorruptSourceError(f"{unit.name} is unlike the first: {odd}")
 
     def _check_digest(self) -> None:
         """Raise DatasetExistsError if the parts that are there were made from other data."""
