@@ -12,7 +12,6 @@ held from plan to rename.
 
 from __future__ import annotations
 
-import copy
 import operator
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -137,28 +136,26 @@ def make(
     going_on = work.holds_work()
     plan = Plan(reader, place, request, listener, work, base or _old(reader, place, request))
     try:
-        try:
-            if is_joining(place):
-                estimate = estimate_expected(reader, place, Expectation(0, 0, 0, 0), 0)
-            else:
-                estimate = _write(plan, url, original, base)
-            listener.on_stage("committing")
-            return estimate, join(place)
-        except DamagedDatasetError:
-            remove_tree(work.folder)
-            raise
-        except (ChecksumError, CorruptSourceError):
-            if not remote_files(reader):
-                raise
-            remove_tree(work.folder)  # the next run is to fetch the files again
-            if not going_on:
-                raise
-            # Perhaps what an earlier run left was damaged on its way: not every place states checksums.
-            return make(reader, place, request, listener, url, original)
-    except BaseException:
-        if not work.holds_work():
-            remove_tree(work.folder)  # nothing worth keeping for the next run
+        if is_joining(place):
+            estimate = estimate_expected(reader, place, Expectation(0, 0, 0, 0), 0)
+        else:
+            estimate = _write(plan, url, original, base)
+        listener.on_stage("committing")
+        return estimate, join(place)
+    except DamagedDatasetError:
+        remove_tree(work.folder)
         raise
+    except (ChecksumError, CorruptSourceError):
+        if not remote_files(reader):
+            raise
+        remove_tree(work.folder)  # the next run is to fetch the files again
+        if not going_on:
+            raise
+        # Perhaps what an earlier run left was damaged on its way: not every place states checksums.
+        return make(reader, place, request, listener, url, original)
+    finally:
+        if not work.holds_work():
+            remove_tree(work.folder)  # the dataset is there, or nothing is worth keeping for the next run
 
 
 def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = None, base: Base | None = None) -> str:
@@ -173,11 +170,10 @@ def mark_of(reader: Reader, place: DatasetPlace, original: Manifest | None = Non
 
 
 def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Listener) -> Estimate:
-    """What a run would do, without the work that an interrupted run has finished; writes nothing, leaves the reader as it is.
+    """What a run would do, without the work that an interrupted run has finished; writes nothing.
 
     Where raw files must be fetched whole before they can be read, only their sizes are known.
     """
-    reader = copy.copy(reader)
     old = _old(reader, place, request)
     folder = place.working if Work.belongs(place, mark_of(reader, place), restart=request.force) else None
     expected = reader.expect()
