@@ -83,6 +83,24 @@ class Shape:
         Option(metavar="LEAVES", help="Only these leaves, such as observation,action; flags and rewards stay."),
     ] = None
     drop: Annotated[str | None, Option(metavar="LEAVES", help="All leaves but these.")] = None
+    trim: Annotated[
+        float | None,
+        Option(
+            metavar="X",
+            help="Leave out the steps at the beginning and the end of each episode whose action, of floating-point numbers, "
+            "has a Euclidean norm of at most X. An episode that terminated keeps its end.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How steps are read, as a sampler reads them."""
+
+    frame_stack: Annotated[int | None, Option(metavar="K", help="Pass stacks of K observations.")] = None
+    n_step: Annotated[int | None, Option(metavar="N", help="Pass n-step rewards and next states.")] = None
+    gamma: Annotated[float, Option(help="The discount of --n-step.")] = 0.99
+    slice_len: Annotated[int | None, Option(metavar="L", help="Cut episodes into slices of L steps.")] = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +157,7 @@ def run(
     args: Annotated[
         list[str] | None, Option(metavar="KEY=VALUE", help="An argument of the function; of several, NAME.KEY=VALUE.")
     ] = None,
+    reading: Reading,
     execution: Execution,
     no_wait: NoWait = False,
     root: Root = None,
@@ -162,12 +181,14 @@ def run(
         split=None if shape.split is None else parse_split(shape.split),
         keep=shape.keep or (),
         drop=shape.drop or (),
+        trim=shape.trim,
         select=None if selection == Selection() else selection.numbers,
         root=root,
         per=per,
         args=parse_arguments(args or []),
         wait=not no_wait,
         command=report.this_command(),
+        **vars(reading),
         **vars(execution),
     )
     results = []

@@ -36,6 +36,10 @@ def preprocess(
     *,
     dest: str,
     per: Literal["batch", "sample", "episode"] | None = None,
+    frame_stack: int | None = None,
+    n_step: int | None = None,
+    gamma: float = 0.99,
+    slice_len: int | None = None,
     num_frames: int | None = None,
     batch_size: int | None = None,
     procs: int | None = None,
@@ -55,6 +59,7 @@ def preprocess(
     split: Mapping[str, float] | None = None,
     keep: str | Sequence[str] = (),
     drop: str | Sequence[str] = (),
+    trim: float | None = None,
 ) -> Path:
     """Make the dataset ``dest`` from another one, or several, with a function; returns its folder.
 
@@ -66,8 +71,10 @@ def preprocess(
 
     ``split`` (``{"train": 0.9, "val": 0.1}``) makes a dataset of each share of the episodes, ``DEST-train`` and ``DEST-val``,
     drawn by ``seed``; the folder that they are in is returned. ``keep`` or ``drop`` names the leaves that the result has, or
-    has not; flags and rewards stay. ``num_frames`` takes the first steps alone. A ``codec`` such as ``"zstd:19"`` compresses
-    frames again, at this level.
+    has not; flags and rewards stay. ``trim`` leaves out the steps at the beginning and the end of each episode whose action has
+    a Euclidean norm of at most this (``functions.trim``). ``num_frames`` takes the first steps alone, ``slice_len`` cuts
+    episodes into pieces of so many steps, ``frame_stack`` and ``n_step`` with ``gamma`` are those of `load`. A ``codec`` such
+    as ``"zstd:19"`` compresses frames again, at this level.
 
     Functions of yours run in worker processes, ``procs`` of them; 0 is this process, for a debugger. Text is identified by its
     file and the local files that this imports. An object is not: its run is never continued, and ``dest`` must be free, or
@@ -90,6 +97,10 @@ def preprocess(
         dest,
         keys=keys,
         per=per,
+        frame_stack=frame_stack,
+        n_step=n_step,
+        gamma=gamma,
+        slice_len=slice_len,
         num_frames=num_frames,
         batch_size=batch_size,
         procs=procs,
@@ -100,6 +111,7 @@ def preprocess(
         split=split,
         keep=keep,
         drop=drop,
+        trim=trim,
         version=version,
         engine=engine,
         address=address,

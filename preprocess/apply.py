@@ -126,26 +126,37 @@ class Call(NamedTuple):
 
 class Applier:
     """The input and the functions of a chain, opened in one process. ``tally`` counts ``dropped`` episodes, and those that
-    functions left open at their last step (``ended``)."""
+    functions left open at their last step (``ended``); ``nans`` NaN values by leaf that has none in the input."""
 
     def __init__(self, job: Job) -> None:
         request = job.request
         self.dataset, self.origin = request.dataset or open_folder(job.path, content=job.content), request.origin
         self.functions = load_functions(request.functions, request.args, job.code)
-        self.chain = chain_of(self.functions, request.per)
+        self.chain = chain_of(self.functions, request)
         self.whole, self.batch, self.seed = self.chain.per == "episode", job.batch, request.seed
         self.starts = self.dataset.episode_starts.numpy()
         for number, fn in enumerate(self.functions):
             fn.statistics = job.statistics.get(str(number))
-        self.generator, self.tally = torch.Generator(), Counter[str]()
+        self.windows = request.windows
+        self.generator, self.tally, self.nans = torch.Generator(), Counter[str](), Counter[str]()
+
+    def read(self, steps: torch.Tensor) -> TensorDict:
+        """Return steps (int64 ``[n]``, in any order) as TED, batch ``[n]``; no two tensors share memory."""
+        if not self.windows:
+            return self.dataset[steps]
+        from ..storage.replay.around import Around
+        from ..storage.replay.batches import read_steps
+        from ..storage.replay.storages.dataset_storage import DatasetStorage
+
+        return read_steps(DatasetStorage(self.dataset), steps, Around(**self.windows))
 
     @cached_property
     def _mapped(self) -> int:
         """How many functions at the beginning of the chain are applied to states, judged by the first row or episode."""
-        if self.chain.per == "sample" or not self.dataset.schema.states:
+        if self.windows or self.chain.per == "sample" or not self.dataset.schema.states:
             return 0
         stop = int(self.starts[1]) if self.whole else 1
-        td: Any = self.dataset[torch.arange(stop, device="cpu")]
+        td: Any = self.read(torch.arange(stop, device="cpu"))
         for number, fn in enumerate(self.functions):
             with self.guard(fn.name, self._describe(0, stop)):
                 if fn.traits is None or not fn.traits.applies_to_states(td, **fn.args):
@@ -189,9 +200,18 @@ class Applier:
         if len(results) > 1:
             columns = {path: torch.cat([columns[path] for columns, _ in results]) for path in columns}
             marks = torch.cat([edges for _, edges in results], 1)
+        self._count_nans(columns, source)
         ended = columns["next/truncated"] & ~columns["next/terminated"]
         origin = None if kept is None else source.at(torch.cat(kept))
         return ResultBatch(where, columns, marks[0] & ended.view(-1), marks[1], origin)
+
+    def _count_nans(self, columns: Columns, source: InputRows) -> None:
+        for path, rows in columns.items():
+            if rows.is_floating_point() and (count := int(rows.isnan().sum())):
+                state = source.states.get(path.removeprefix("next/"))
+                before = source.steps.get(path) if state is None else state.values
+                if before is None or not (before.is_floating_point() and bool(before.isnan().any())):
+                    self.nans[path] += count
 
     def inputs_of(self, number: int, chunk: Chunk) -> Iterator[tuple[TensorDictBase, str]]:
         """Yield what function ``number`` gets of a chunk, by batches or episodes, with a description of each."""
@@ -209,7 +229,7 @@ class Applier:
         self._seed(int(steps[0]))
         where = f"{len(steps)} steps between {int(steps[0]):,} and {int(steps[-1]):,} of {self.dataset.id}"
         call = Call(steps, torch.zeros(0, dtype=torch.int64, device="cpu"), where)
-        columns = self._result_of_all(self.dataset[steps], call, self.functions)
+        columns = self._result_of_all(self.read(steps), call, self.functions)
         assert columns is not None
         return columns
 
@@ -238,7 +258,7 @@ class Applier:
         leaves = self.dataset.rows.items()
         steps = {name: rows.block(start, stop) for name, rows in leaves if rows.leaf.kind == "step"}
         states = {name: rows for name, rows in leaves if rows.leaf.kind == "state"}
-        if not states:
+        if not states or self.windows:
             return InputRows(steps, torch.arange(stop - start, device="cpu"), {})
         numbers = self.dataset.state_numbers(start, stop)
         first, end = int(numbers[0]), int(numbers[-1]) + 2
@@ -251,6 +271,8 @@ class Applier:
     def _read(self, span: Chunk, mapped: int, undecoded: Collection[str]) -> tuple[TensorDict, InputRows]:
         """Steps to which the first ``mapped`` functions have been applied, and what they are in the input."""
         source = self._source(span.start, span.stop, undecoded)
+        if self.windows:
+            return self.read(torch.arange(span.start, span.stop, device="cpu")), source
         td = nest({name: rows.clone() for name, rows in source.steps.items()}, (span.rows,))
         states = {name: stored.values for name, stored in source.states.items() if stored.values is not None}
         pairs = observation_pairs(source.steps) if mapped else []

@@ -261,9 +261,9 @@ class Chain:
     ignoring: int
 
 
-def chain_of(functions: Sequence[Function], requested: Per | None) -> Chain:
+def chain_of(functions: Sequence[Function], request: PreprocessRequest) -> Chain:
     """Return what there is to know of loaded functions. Raises UsageError for a ``per`` that a function does not support."""
-    per = _choose_per(functions, requested)
+    per = _choose_per(functions, request.per)
     ignoring = takewhile(lambda fn: fn.traits is not None and fn.traits.ignores_observations, functions)
     return Chain(
         tuple(fn.name for fn in functions),
@@ -271,7 +271,7 @@ def chain_of(functions: Sequence[Function], requested: Per | None) -> Chain:
         tuple(to_json(fn.args) for fn in functions),
         per,
         tuple(fn.fit is not None for fn in functions),
-        len(list(ignoring)),
+        0 if request.windows else len(list(ignoring)),
     )
 
 

@@ -7,7 +7,7 @@ functions      [{function, files, args}] in order; ``files`` (of text alone): sh
                files that it imports
 version        what the user says that functions given as objects are
 args           the arguments as they were given
-per, batch, seed
+per, batch, windows (frame_stack, n_step, gamma), seed
 versions       {rbdata, torch, tensordict, python}
 statistics     {function: ...}: the results of first passes
 leaves         {added, dropped, changed}: where functions keep the number of steps, by their values

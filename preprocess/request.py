@@ -40,61 +40,67 @@ def make_requests(
     keys: Literal["all", "common"] = "all",
     select: Callable[[Dataset], np.ndarray] | None = None,
     num_frames: int | None = None,
+    slice_len: int | None = None,
     split: Mapping[str, float] | None = None,
     keep: str | Sequence[str] = (),
     drop: str | Sequence[str] = (),
+    trim: float | None = None,
     args: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> list[PreprocessRequest]:
     """Return the requests of a call of `preprocess`: one, or one for each part of a ``split`` (shares by name), ``DEST-NAME``.
 
     ``given`` is one dataset or several, which are read one after the other; ``select`` returns the numbers of the episodes to
-    read, ``num_frames`` is the most steps of them. ``keep`` or ``drop`` is the built-in function ``select_keys``, after all
-    others. ``options`` are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
+    read, ``num_frames`` is the most steps of them, and ``slice_len`` that of the pieces that they are cut into. ``trim`` and
+    ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after them. ``options``
+    are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
     """
     functions, args = [_as_text(one) for one in functions], dict(args or {})
+    if trim is not None:
+        functions, args["trim.threshold"] = ["rbdata:trim", *functions], trim
     if keep and drop:
         raise UsageError("keep names the leaves that stay, and drop those that do not", hint="choose one of them")
     if keep or drop:
-        if "rbdata:select_keys" in functions:
-            raise UsageError("rbdata:select_keys is given twice", hint="as a function, or as an option")
         functions.append("rbdata:select_keys")
         option, key = ("keep", "keys") if keep else ("drop", "drop")
         args[f"select_keys.{key}"] = key_list(option, keep or drop)
+    for name in ("rbdata:trim", "rbdata:select_keys"):
+        if functions.count(name) > 1:
+            raise UsageError(f"{name} is given twice", hint="as a function, or as an option")
     functions, options["args"] = functions or ["rbdata:identity"], args
     inputs = [given] if isinstance(given, (str, os.PathLike)) or not isinstance(given, Sequence) else list(given)
     if not inputs:
         raise UsageError("there is no dataset to read")
-    if num_frames is not None:
-        whole("num_frames", num_frames, low=1)
-    is_all = select is None and split is None
-    if len(inputs) == 1 and is_all and num_frames is None and isinstance(inputs[0], (str, os.PathLike)):
+    for name, value in (("num_frames", num_frames), ("slice_len", slice_len)):
+        if value is not None:
+            whole(name, value, low=1)
+    is_cut, is_chosen = bool(num_frames or slice_len), select is not None or split is not None
+    if len(inputs) == 1 and not is_cut and not is_chosen and isinstance(inputs[0], (str, os.PathLike)):
         # A single id stays an id: workers open the folder, and this process does not load torch.
         return [PreprocessRequest(os.fspath(inputs[0]), functions, dest, **options)]
     import numpy as np
 
     from ..datasets.local import open_dataset
     from ..storage.dataset import concat
+    from ..storage.view import Segments
 
     root = options.get("root")
     opened = [open_dataset(one, root) if isinstance(one, (str, os.PathLike)) else one for one in inputs]
     dataset = opened[0] if len(opened) == 1 else concat(opened, keys)
 
-    def request(name: str, read: Dataset, **more: Any) -> PreprocessRequest:
-        read = read if num_frames is None or num_frames >= len(read) else read.select(steps=slice(num_frames))
-        return PreprocessRequest(dataset.id, functions, name, dataset=read, **options, **more)
-
-    if is_all:
-        return [request(dest, dataset)]
-    chosen = np.arange(len(dataset.episodes)) if select is None else select(dataset)
+    chosen = select(dataset) if select is not None else np.arange(len(dataset.episodes))
     parts = {dest: chosen}
     if split is not None:
         drawn = _split(len(chosen), split, options.get("seed", 0))
         parts, options["is_part"] = {f"{dest}-{name}": chosen[part] for name, part in drawn.items()}, True
-    requests, starts = [], dataset.episodes.starts
+    requests = []
     for name, numbers in parts.items():
-        read = dataset.select(episodes=numbers)
-        requests.append(request(name, read, origin=np.stack([numbers, starts[numbers] - read.episodes.starts])))
+        read, first = dataset.select(episodes=numbers) if is_chosen else dataset, dataset.episodes.starts[numbers]
+        if is_cut:
+            pieces = Segments.pieces(read.episodes, num_frames or len(read), slice_len)
+            read, numbers, first = read._view(pieces), numbers[pieces.episode], first[pieces.episode] + pieces.offset
+        origin = np.stack([numbers, first - read.episodes.starts])
+        requests.append(PreprocessRequest(dataset.id, functions, name, dataset=read, origin=origin, **options))
     return requests
 
 
@@ -152,6 +158,7 @@ class PreprocessRequest:
     - ``version``: what functions and arguments that are objects are, in the user's words. Without one their result is never
       complete already, and never continued.
     - ``per``: the input of one call: a ``batch`` of steps, one ``sample``, one ``episode``; None: as the functions need it.
+    - ``frame_stack``, ``n_step``, ``gamma``: steps are read as a sampler with these options reads them.
     - ``batch_size``: steps of a batch (None: a 64th of the data, 32 at least, about 8 MB of them and
       16,384 at most). It affects the result where a function draws random numbers or computes over the whole batch.
     - ``codec`` of observations that are stored once per state: ``auto`` compresses if that saves a third, and copies rows that
@@ -163,14 +170,17 @@ class PreprocessRequest:
     - ``wait``: where another process writes ``dest``, wait for it instead of raising DatasetBusyError.
     - ``command``: the command line, if there is one, for hints about an unfinished dataset.
     - ``is_part``: it makes one part of a split; functions that need a first pass over all data are refused.
-    - ``origin``: where ``dataset`` has selected episodes of the input, the number of each there, and how many steps later it
-      begins there (int64 ``[2, episodes]``).
+    - ``origin``: where ``dataset`` has some of the input, the number that each of its episodes has there, and how many steps
+      later it begins there (int64 ``[2, episodes]``).
     """
 
     id: str
     functions: Sequence[Given]
     dest: str
     per: Per | None = None
+    frame_stack: int | None = None
+    n_step: int | None = None
+    gamma: float = 0.99
     batch_size: int | None = None
     procs: int | None = None
     codec: str = "auto"
@@ -194,6 +204,10 @@ class PreprocessRequest:
             whole("batch_size", self.batch_size, low=1, high=MOST_RECORDS)
         if self.procs is not None:
             whole("procs", self.procs)
+        for name in ("frame_stack", "n_step"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), low=1, high=MOST_RECORDS)
+        positive("gamma", self.gamma, high=1)
         whole("seed", self.seed)
         if self.per is not None:
             choice("per", self.per, get_args(Per))
@@ -201,6 +215,12 @@ class PreprocessRequest:
         resolve_choice(self.codec, plain=self.layout == "ted")
         if not self.functions:
             raise UsageError("there is no function", hint="for example --fn my.module:fn, or --fn rbdata:to_float")
+
+    @property
+    def windows(self) -> dict[str, Any]:
+        """What makes a step depend on others, as JSON; empty where nothing does."""
+        found = {"frame_stack": self.frame_stack} if self.frame_stack is not None else {}
+        return found if self.n_step is None else {**found, "n_step": self.n_step, "gamma": self.gamma}
 
 
 @dataclass(frozen=True)

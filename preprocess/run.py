@@ -18,6 +18,7 @@ import operator
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -170,7 +171,8 @@ class FunctionReader(Reader):
         self.code, self.starts = Path.cwd(), np.append(self.episodes.starts, self.steps)
         self.records, is_text = describe(request.functions, request.args, self.code)
         self.runs_own_code = not is_text or any("files" in record for record in self.records)
-        step_bytes = max(1, sum(leaf.row_bytes * len(leaf.names) for leaf in self.input.schema))
+        stacked = request.frame_stack or 1
+        step_bytes = max(1, sum(leaf.row_bytes * len(leaf.names) * stacked for leaf in self.input.schema))
         self.batch, self.size = choose_sizes(request.batch_size, step_bytes, self.steps, self.runs_own_code)
         self.continues = is_text or request.version is not None
         self.identified = {
@@ -180,6 +182,7 @@ class FunctionReader(Reader):
             "functions": self.records,
             "args": to_json(request.args),
             "batch": self.batch,
+            "windows": request.windows,
             "versions": versions(),
             **{name: getattr(request, name) for name in ("version", "per", "seed", "codec", "layout")},
         }
@@ -379,6 +382,7 @@ class FunctionReader(Reader):
         # Where episodes end elsewhere, their returns are others.
         self._changed = made["changed"] | ({"next/reward"} if "next/done" in made["changed"] else set())
         counts = {"input_steps": self.steps, "dropped_episodes": made["dropped"], "ended_episodes": made["ended"]}
+        counts["nans"] = made["nans"]
         return Facts(counts, self._notes(counts), spaces=remaining_spaces(self.input, self._shapes, self._changed))
 
     def _broken_edges(self, about: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -404,6 +408,9 @@ class FunctionReader(Reader):
         if self._unchained:
             names = ", ".join(self._unchained)
             notes.append(f"the successor of {names} is not that of the following step: slices and stacks make no sense")
+        if counts["nans"]:
+            by_leaf = ", ".join(f"{number:,} in {name}" for name, number in sorted(counts["nans"].items()))
+            notes.append(f"NaN values that were not in the input: {by_leaf}")
         return notes
 
     def manifest(self, dataset_id: str, facts: Facts, episodes: EpisodeTable, url: str) -> Manifest:
@@ -416,7 +423,7 @@ class FunctionReader(Reader):
             "input": describe_input(self.input),
             "functions": [{**record, "args": args} for record, args in zip(self.records, chain.args)],
             "per": chain.per,
-            **{key: identified[key] for key in ("args", "batch", "seed", "versions")},
+            **{key: identified[key] for key in ("args", "batch", "windows", "seed", "versions")},
             **({"version": request.version} if request.version is not None else {}),
             "statistics": {chain.labels[int(number)]: found for number, found in self.job.statistics.items()},
             "leaves": leaf_changes(shapes_of_schema(self.input.schema), self._shapes, self._changed),
@@ -430,7 +437,7 @@ def _total(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What some chunks say of themselves (`worker.blocks`), as one."""
     numbers = {name: sum(one[name] for one in about) for name in ("steps", "episodes", "dropped", "ended", "seconds")}
     names = {key: {name for one in about for name in one[key]} for key in ("changed", "unchained")}
-    return {**numbers, **names}
+    return {**numbers, **names, "nans": dict(sum((Counter(one["nans"]) for one in about), Counter[str]()))}
 
 
 # -- dry run ---------------------------------------------------------------------------------------------------------------

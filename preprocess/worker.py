@@ -44,13 +44,14 @@ def blocks(
     """The results of a chunk, a block a batch, and last a record of them. Unchanged rows of the leaves ``copyable`` are copied;
     functions do not get those in ``undecoded``.
 
-    The record holds ``steps``, ``episodes`` that end in the chunk, those of `Successors` and ``Applier.tally``, ``changed``
-    (leaves whose values are not those of the same steps of the input), and ``seconds``. Raises SchemaError for results unlike
-    the first one, and for successors of a state leaf that are not the observation of the following step.
+    The record holds ``steps``, ``episodes`` that end in the chunk, those of `Successors`, the counts of the `Applier`,
+    ``changed`` (leaves whose values are not those of the same steps of the input), and ``seconds``. Raises SchemaError for
+    results unlike the first one, and for successors of a state leaf that are not the observation of the following step.
     """
     with opened(job) as applier:
         began, names = time.perf_counter(), applier.chain.names
         applier.tally.clear()
+        applier.nans.clear()
         expected = shapes_of_schema(Schema(tuple(filled(schema))))
         kept = {path for leaf in applier.dataset.schema for path in leaf.names if path in expected}
         compared = {path for name in copyable for path in (name, "next/" + name)}
@@ -72,7 +73,7 @@ def blocks(
             successors.check(batch.columns, copied, ends, batch.where)
             steps, episodes = steps + len(ends), episodes + int(ends.sum())
             yield Block(_rows(batch, schema, copied, ends), _bits(batch), done=done)
-        tally = {name: applier.tally[name] for name in ("dropped", "ended")}
+        tally = {**{name: applier.tally[name] for name in ("dropped", "ended")}, "nans": dict(applier.nans)}
         record = {
             "steps": steps,
             "episodes": episodes,

@@ -89,6 +89,17 @@ class Segments:
         return cls(np.zeros(len(first), np.int64), episode[first], offset.astype(np.int64), length.astype(np.int64))
 
     @classmethod
+    def pieces(cls, table: EpisodeTable, steps: int, length: int | None) -> Segments:
+        """The first ``steps`` steps, in pieces of ``length`` steps of an episode (None: whole), the last one shorter."""
+        starts = table.starts[table.starts < steps]
+        lengths = np.minimum(table.lengths[: len(starts)], steps - starts)
+        length = length or steps
+        count = -(-lengths // length)
+        episode = np.repeat(np.arange(len(starts)), count)
+        offset = (np.arange(len(episode)) - np.repeat(np.cumsum(count) - count, count)) * length
+        return cls(np.zeros(len(episode), np.int64), episode, offset, np.minimum(length, lengths[episode] - offset))
+
+    @classmethod
     def join(cls, several: Iterable[Segments]) -> Segments:
         return cls(*map(np.concatenate, zip(*(vars(one).values() for one in several))))
 

@@ -288,7 +288,8 @@ CHAINS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "resized": ("frames", "rbdata:resize_frames", {"args": {"height": 20, "width": 20}}),
     "resized raw": ("frames", "rbdata:resize_frames", {"args": {"height": 36, "width": 36}, "codec": "raw"}),
     "copied rows": ("frames", "rbdata:clip_rewards", {}),
-    "first steps": ("frames", "rbdata:scale_rewards", {"args": {"scale": 2}, "num_frames": 20, "layout": "ted"}),
+    "windows": ("frames", "rbdata:scale_rewards", {"args": {"scale": 2}, "slice_len": 4, "layout": "ted"}),
+    "first steps": ("frames", "rbdata:clip_rewards", {"num_frames": 20}),
 }
 
 

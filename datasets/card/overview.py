@@ -366,6 +366,7 @@ def state_lineage(record: Mapping[str, Any]) -> Facts:
         own = next(iter(files.values()), None) or fn.get("source_sha256")
         lines.append(("function", f"{fn.get('function')}({args})" + (f", sha256 {_short(own)}" if own else "")))
     how = {"per": record.get("per"), "batch": record.get("batch"), "seed": record.get("seed")}
+    how.update(record.get("windows") or {})
     lines.append(("how", ", ".join(f"{name} {value}" for name, value in how.items())))
     for what, names in (record.get("leaves") or {}).items():
         if names:

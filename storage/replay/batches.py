@@ -403,6 +403,13 @@ def _either(drawn: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     return drawn.reshape(len(drawn), *[1] * (stored.ndim - 1)).bool() | stored
 
 
+def read_steps(storage: Storage, steps: torch.Tensor, around: Around) -> TensorDict:
+    """These steps (int64 ``[n]``) as batches have them, for a preprocessing run."""
+    reader = BatchReader(storage, around, False)
+    at, columns, _ = reader.begin(Draw(steps, [len(steps)], [OrderPlace()]), None)[0]
+    return reader.finish(len(steps), at, columns).clone()  # stacks are overlapping views of the same memory
+
+
 def stack_records(records: Any) -> Any:
     """Return the default collation: a list of TensorDicts, tensors, numbers, or trees of these as one batch."""
     if not isinstance(records, list) or not records:

@@ -57,11 +57,6 @@ def test_the_cookbook(tmp_path, monkeypatch, capsys):
     assert made["my/train"].manifest.episodes + made["my/validation"].manifest.episodes == 40
     assert made["my/validation"].manifest.episodes > 0
     assert made["my/embedded"]["observation"].shape[1:] == (16,)
-    scope: dict[str, Any] = {}
-    exec(recipes.read_text(), scope)
-    frames = rbdata.open_dataset("my/frames").episode(0)
-    stacked = rbdata.load("my/frames", frame_stack=4, shuffle=False, replacement=False, batch_size=len(frames)).sample()
-    assert torch.equal(scope["stacks"](frames)[:-1].flatten(1), stacked["observation"].flatten(1))
     assert made["my/cost"]["next/reward"].sum() < walker["next/reward"].sum()
     episode, shaped = walker.episode(0), made["my/shaped"].episode(0)["next", "reward"]
     after = episode["next", "observation"][-1, 0] * ~episode["next", "terminated"][-1]

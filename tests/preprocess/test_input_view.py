@@ -1,4 +1,4 @@
-"""Steps as functions get them: first steps, ends."""
+"""Steps as functions get them: windows as a sampler's, slices, first steps, ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import rbdata
 import torch
 from preprocess_tools import check_files, double_rewards, make_input, plain, run
 from rbdata.errors import DamagedDatasetError
@@ -29,6 +30,46 @@ def test_an_input_that_is_replaced(tmp_path):
     with pytest.raises(DamagedDatasetError, match="my/input/observation/blob: has"):
         preprocess(request, Listener(on_estimate=replace))
     assert not (tmp_path / "my/output").exists()
+
+
+class TestWindows:
+    @pytest.mark.parametrize(
+        ("layout", "windows", "per"),
+        [("zstd", {"frame_stack": 2, "n_step": 3, "gamma": 0.5}, "episode"), ("flat", {"frame_stack": 3}, "batch")],
+    )
+    def test_as_a_sampler_gives_them(self, inputs, layout, windows, per):
+        options = {**windows, "per": per, "batch_size": 13, "force": True}
+        dataset = run(inputs, lambda td: td, source=f"my/{layout}", dest="my/windowed", **options)
+        options = {"replacement": False, "shuffle": False, "batch_size": len(dataset), **windows}
+        expected = rbdata.load(f"my/{layout}", root=inputs, **options).sample()
+        found = dataset.to_tensordict()
+        for key, value in expected.exclude("index", "done", "terminated", "truncated").items(True, True):
+            if key[-1] not in ("done", "truncated"):  # ended where the episode does, as TED wants it
+                assert torch.equal(found[key], value), key
+        assert dataset.manifest.lineage["windows"] == windows
+        assert dataset.manifest.lineage["unchained"] == (["observation"] if "n_step" in windows else [])
+
+    def test_slices(self, inputs):
+        """Each is an episode to the function; the numbers are those of the input."""
+
+        def fn(td, episode, step):
+            assert bool(td["next", "done"][-1])
+            return td.set("n", torch.full((len(td),), episode)).set("t", torch.arange(step, step + len(td)))
+
+        options = {"slice_len": 4, "num_frames": 150, "per": "episode", "force": True}
+        dataset = run(inputs, fn, source="my/zstd", dest="my/sliced", **options)
+        source = Dataset(inputs / "my" / "zstd")
+        lengths, left = [], 150
+        for whole in source.episodes.lengths.tolist():
+            here = min(whole, left)
+            lengths += [min(4, here - low) for low in range(0, here, 4)]
+            left -= here
+        assert dataset.episodes.lengths.tolist() == lengths
+        steps = torch.arange(150)
+        assert torch.equal(dataset["t"], steps) and torch.equal(dataset["n"], source.episode_of(steps))
+        for name in ("observation", "next/observation", "next/terminated"):
+            assert torch.equal(dataset[name], source[name][:150])
+        assert check_invariants(dataset.path, dataset.manifest) == []
 
 
 class TestEpisodes:

@@ -113,6 +113,18 @@ class TestNotANuisance:
         dataset = run(shared, lambda td: td.set("again", td["observation"][:, :2]), dest="my/views", force=True)
         assert torch.equal(dataset["again"], Dataset(shared / "my" / "input")["observation"][:, :2])
 
+    def test_nans_are_counted(self, shared):
+        def fn(td):
+            td["observation"][::10, 0] = torch.nan
+            return td
+
+        dataset = run(shared, fn, dest="my/nans", batch_size=100, force=True)
+        rows = sum(-(-min(100, len(dataset) - low) // 10) for low in range(0, len(dataset), 100))
+        assert dataset.manifest.counts["nans"] == {"observation": rows}
+        assert f"NaN values that were not in the input: {rows} in observation" in dataset.manifest.notes[-1]
+        again = run(shared, lambda td: td, source="my/nans", dest="my/nans2", force=True)
+        assert again.manifest.counts["nans"] == {}  # those were there before
+
     def test_dropped_bookkeeping_is_taken_over(self, shared):
         dataset = run(shared, lambda td: td.select("observation"), dest="my/selected", force=True)
         before = Dataset(shared / "my" / "input")

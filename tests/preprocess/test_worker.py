@@ -97,7 +97,7 @@ class TestOnTheCommandLine:
 
     @pytest.mark.parametrize(
         "more",
-        [["--procs", "-1"], ["--procs", "x"], ["--per", "row"], ["--args", "x"]],
+        [["--procs", "-1"], ["--procs", "x"], ["--per", "row"], ["--args", "x"], ["--gamma", "2", "--n-step", "3"]],
     )
     def test_wrong_usage(self, shared, more):
         words = ["preprocess", "my/input", "--fn", "rbdata:to_float", "--dest", "my/bad", "--root", str(shared)]

@@ -7,7 +7,9 @@ import pytest
 import rbdata
 import torch
 from preprocess_tools import make_input, run
+from rbdata.cli import run as command
 from rbdata.errors import UsageError
+from storage_tools import contents
 from ted_rules import check_invariants
 
 
@@ -45,6 +47,13 @@ def test_idle_beginnings_and_ends(trimmed):
     assert made["next/observation"].view(-1).tolist() == [*range(3, 9), *range(1, 7), 2]
     assert made.episodes.outcomes.tolist() == [2, 2, 2]
     assert check_invariants(made.path, made.manifest) == []
+
+
+def test_the_option_is_the_function(trimmed, tmp_path):
+    made = trimmed([10, 6], [(2, 7), (0, 5)])
+    words = ["preprocess", "my/robot", "--trim", "0.05", "--dest", "my/option", "--root", str(tmp_path)]
+    assert command(words) == 0
+    assert contents(tmp_path / "my/option")["observation.memmap"] == contents(made.path)["observation.memmap"]
 
 
 def test_an_episode_that_terminated_keeps_its_end(trimmed):
