@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 import sys
 import time
 import uuid
@@ -33,7 +32,6 @@ from .. import settings
 from ..datasets.ingest import pipeline
 from ..datasets.ingest.block import Block
 from ..datasets.ingest.estimate import estimate_expected
-from ..datasets.ingest.part import CountTask
 from ..datasets.ingest.plan import bulk_of
 from ..datasets.ingest.reader import Reader
 from ..datasets.ingest.records import ConvertOptions, Expectation, count_notes
@@ -113,19 +111,16 @@ def _preprocess(request: PreprocessRequest, listener: Listener, given: Engine | 
 
 @dataclass(frozen=True)
 class ChunkUnit(Unit):
-    """A chunk of the input, read through the functions. ``copied``: the leaves whose unchanged rows are copied as they are
-    stored, with the dictionary of the input; ``undecoded``: those of them that no function gets."""
+    """A chunk of the input, read through the functions; ``about`` it see `worker.results`."""
 
     job: Job | bytes
     chunk: Chunk
-    schema: Schema
-    copied: frozenset[str]
-    undecoded: frozenset[str]
+    about: Mapping[str, Any]
 
     def blocks(self, resume: object, threads: int) -> Iterator[Block]:
         from .worker import blocks
 
-        return blocks(self.job, self.chunk, self.schema, self.copied, self.undecoded)
+        return blocks(self.job, self.chunk, **self.about)
 
 
 def _do(task: str, job: Job | bytes, chunk: Chunk, on_block: object, **options: Any) -> dict[str, Any]:
@@ -326,6 +321,7 @@ class FunctionReader(Reader):
         self.bulk = bulk_of(self.schema)
         ignored = self.chain.ignoring == len(self.chain.names)
         self.undecoded = self.copied if ignored else frozenset[str]()
+        self.about = {"schema": self.schema, "copyable": self.copied, "undecoded": self.undecoded}
 
     def _can_be_copied(self, name: str, wanted: str) -> bool:
         """Whether all folders of the input encode a leaf alike, as is wanted."""
@@ -349,9 +345,8 @@ class FunctionReader(Reader):
 
     def units(self, lead: Part | None) -> Sequence[ChunkUnit]:
         job, names = self._given(self.job), ", ".join(self.chain.names)
-        about = (self.schema, self.copied, self.undecoded)
         return [
-            ChunkUnit(chunk.index, f"{chunk.label} ({names})", chunk.rows, self.fingerprint, job, chunk, *about)
+            ChunkUnit(chunk.index, f"{chunk.label} ({names})", chunk.rows, self.fingerprint, job, chunk, self.about)
             for chunk in self.chunks
         ]
 
@@ -446,11 +441,11 @@ def _total(about: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _dry_run(reader: FunctionReader) -> Preprocessed:
     """Make a few chunks from all parts of the data, which are not stored, and estimate the rest from them."""
     reader.decide(None)
-    chain, schema, every = reader.chain, reader.schema, reader.units(None)
+    chain, schema, every = reader.chain, reader.schema, reader.chunks
     places = np.linspace(0, len(every) - 1, min(TRIED_CHUNKS, len(every))).astype(int).tolist()
-    units = [every[place] for place in places]
-    counted = reader.engine.run(operator.call, [CountTask(unit) for unit in units], lambda progress: None)
-    made, steps_in = _total([record["about"] for _, record in counted]), sum(unit.rows for unit in units)
+    chunks = [every[place] for place in places]
+    counted = reader._ask("count_results", chunks, **reader.about)
+    made, steps_in = _total([record for _, record in counted]), sum(chunk.rows for chunk in chunks)
     estimate = estimate_expected(reader, reader.place, reader.expected(made["steps"] / steps_in), len(every))
     reader.listener.on_estimate(estimate)
     stored = {leaf.name: f"{leaf.kind} {leaf.codec}" for leaf in schema}

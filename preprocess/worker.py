@@ -38,8 +38,14 @@ from .result import (
 )
 
 
-def blocks(
-    job: Job | bytes, chunk: Chunk, schema: Schema, copyable: frozenset[str], undecoded: frozenset[str]
+def blocks(job: Job | bytes, chunk: Chunk, **about: Any) -> Iterator[Block]:
+    """The `results` of a chunk of a run."""
+    with opened(job) as applier:
+        yield from results(applier, chunk, **about)
+
+
+def results(
+    applier: Applier, chunk: Chunk, schema: Schema, copyable: frozenset[str], undecoded: frozenset[str]
 ) -> Iterator[Block]:
     """The results of a chunk, a block a batch, and last a record of them. Unchanged rows of the leaves ``copyable`` are copied;
     functions do not get those in ``undecoded``.
@@ -48,40 +54,39 @@ def blocks(
     ``changed`` (leaves whose values are not those of the same steps of the input), and ``seconds``. Raises SchemaError for
     results unlike the first one, and for successors of a state leaf that are not the observation of the following step.
     """
-    with opened(job) as applier:
-        began, names = time.perf_counter(), applier.chain.names
-        applier.tally.clear()
-        applier.nans.clear()
-        expected = shapes_of_schema(Schema(tuple(filled(schema))))
-        kept = {path for leaf in applier.dataset.schema for path in leaf.names if path in expected}
-        compared = {path for name in copyable for path in (name, "next/" + name)}
-        expected = {path: form for path, form in expected.items() if path.removeprefix("next/") not in undecoded}
-        unchanged = set(kept)
-        successors = Successors(names, schema)
-        done = steps = episodes = 0
-        for span in applier.split(chunk):
-            batch = applier.apply(span, undecoded)
-            done += span.rows
-            if not batch.columns:
-                yield Block({}, done=done)
-                continue
-            check_same(batch.columns, expected, names[-1], batch.where)
-            same = set() if batch.source is None else batch.source.unchanged(batch.columns, unchanged | compared)
-            unchanged &= same
-            copied = {name for name in copyable if {name, "next/" + name} <= same}
-            ends = batch.columns["next/done"].view(-1)
-            successors.check(batch.columns, copied, ends, batch.where)
-            steps, episodes = steps + len(ends), episodes + int(ends.sum())
-            yield Block(_rows(batch, schema, copied, ends), _bits(batch), done=done)
-        tally = {**{name: applier.tally[name] for name in ("dropped", "ended")}, "nans": dict(applier.nans)}
-        record = {
-            "steps": steps,
-            "episodes": episodes,
-            "changed": sorted(kept - unchanged),
-            **successors.record,
-            **tally,
-        }
-        yield Block({}, done=done, record={**record, "seconds": round(time.perf_counter() - began, 6)})
+    began, names = time.perf_counter(), applier.chain.names
+    applier.tally.clear()
+    applier.nans.clear()
+    expected = shapes_of_schema(Schema(tuple(filled(schema))))
+    kept = {path for leaf in applier.dataset.schema for path in leaf.names if path in expected}
+    compared = {path for name in copyable for path in (name, "next/" + name)}
+    expected = {path: form for path, form in expected.items() if path.removeprefix("next/") not in undecoded}
+    unchanged = set(kept)
+    successors = Successors(names, schema)
+    done = steps = episodes = 0
+    for span in applier.split(chunk):
+        batch = applier.apply(span, undecoded)
+        done += span.rows
+        if not batch.columns:
+            yield Block({}, done=done)
+            continue
+        check_same(batch.columns, expected, names[-1], batch.where)
+        same = set() if batch.source is None else batch.source.unchanged(batch.columns, unchanged | compared)
+        unchanged &= same
+        copied = {name for name in copyable if {name, "next/" + name} <= same}
+        ends = batch.columns["next/done"].view(-1)
+        successors.check(batch.columns, copied, ends, batch.where)
+        steps, episodes = steps + len(ends), episodes + int(ends.sum())
+        yield Block(_rows(batch, schema, copied, ends), _bits(batch), done=done)
+    tally = {**{name: applier.tally[name] for name in ("dropped", "ended")}, "nans": dict(applier.nans)}
+    record = {
+        "steps": steps,
+        "episodes": episodes,
+        "changed": sorted(kept - unchanged),
+        **successors.record,
+        **tally,
+    }
+    yield Block({}, done=done, record={**record, "seconds": round(time.perf_counter() - began, 6)})
 
 
 def _rows(batch: ResultBatch, schema: Schema, copied: Collection[str], ends: torch.Tensor) -> dict[str, Rows]:
@@ -246,6 +251,14 @@ def _unchanged_rows(applier: Applier, batch: ResultBatch) -> list[str]:
     return [name for name in compressed if len(batch.source.unchanged(batch.columns, (name, "next/" + name))) == 2]
 
 
+def count_results(applier: Applier, chunk: Chunk, **about: Any) -> dict[str, Any]:
+    """Return the record of the `results` of a chunk, which are not stored."""
+    record: dict[str, Any] = {}
+    for block in results(applier, chunk, **about):
+        record.update(block.record or {})
+    return record
+
+
 def sample_results(applier: Applier, chunk: Chunk, names: tuple[str, ...]) -> dict[str, Any]:
     """Return a few rows of the leaves ``names`` of the results, uint8 ``[n, row_bytes]``, for codecs and dictionaries."""
     columns: Columns = {}
@@ -290,4 +303,7 @@ def finish_statistics(
     return statistics
 
 
-_TASKS = {fn.__name__: fn for fn in (examine, try_functions, sample_results, collect_statistics, finish_statistics)}
+_TASKS = {
+    fn.__name__: fn
+    for fn in (examine, try_functions, count_results, sample_results, collect_statistics, finish_statistics)
+}
