@@ -26,6 +26,7 @@ class DirectoryLocation(Location):
     """
 
     only: str = ""
+    takes_objects = True
 
     @property
     def shown(self) -> str:
@@ -43,10 +44,6 @@ class DirectoryLocation(Location):
         if not path or "\0" in path:
             raise UsageError(f"{url!r} is not a directory", hint="give the directory of the mirror")
         return cls(os.path.abspath(os.path.expanduser(path)), options)  # noqa: PTH100, PTH111  (no Path: ~user may fail)
-
-    def writable(self) -> DirectoryLocation:
-        """This location; what the file system refuses is an error of the write."""
-        return self
 
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
         with Path(obj.url).open("rb") as file:

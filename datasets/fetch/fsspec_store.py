@@ -7,10 +7,9 @@ Without credentials, S3 is read anonymously.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,15 +27,13 @@ from .location import (
     join_path,
     without_login,
 )
-from .retries import MISSING, NO_LOGIN, FetchOptions, replaced
+from .retries import CONNECT_TIMEOUT, MISSING, NO_LOGIN, FetchOptions, replaced
 
 T = TypeVar("T")
 
 _S3 = ("s3", "s3a")
 #: Bytes per piece of a multipart upload to S3, used for files of twice this size and more.
 S3_PIECE = 64 << 20
-#: Clients that this process inherited by a fork.
-_inherited: list[Any] = []
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -58,10 +55,6 @@ class FsspecLocation(StoreLocation):
             raise UsageError(f"{url}: no bucket in the URL", hint="give s3://bucket or s3://bucket/folder")
         _check_installed(scheme.lower(), url)
         return cls(f"{scheme.lower()}://{join_path(host, check_path(path))}", options)
-
-    def writable(self) -> FsspecLocation:
-        """This location, never without a login unless the options say so: what has none must fail."""
-        return replace(self, options=replace(self.options, anonymous=self.options.anonymous is True))
 
     def _file_system(self) -> _Files:
         return self._files.get(lambda: _Files(self.url, self.options))
@@ -124,7 +117,7 @@ class _Files:
         import fsspec
 
         protocol = url.partition("://")[0]
-        self._options, self.is_s3 = options, protocol in _S3
+        self._options, self._anonymous, self.is_s3 = options, False, protocol in _S3
         self._class: Any = fsspec.get_filesystem_class(protocol)
         self._from_url: dict[str, Any] = self._class._get_kwargs_from_urls(url)
         self._file_system: Any = None
@@ -135,9 +128,9 @@ class _Files:
         try:
             return action(self._open(), path)
         except Exception as error:
-            if not (self.is_s3 and self._options.anonymous == "auto" and type(error).__name__ in NO_LOGIN):
+            if self._anonymous or type(error).__name__ not in NO_LOGIN:
                 raise
-        self._options, self._file_system = replace(self._options, anonymous=True), None
+        self._anonymous, self._file_system = True, None
         return action(self._open(), path)
 
     def _open(self) -> Any:
@@ -145,17 +138,15 @@ class _Files:
             settings: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False, **self._from_url}
             if self.is_s3:
                 timeouts = {
-                    "connect_timeout": self._options.connect_timeout,
+                    "connect_timeout": CONNECT_TIMEOUT,
                     "read_timeout": self._options.silence_timeout,
                     "retries": {"total_max_attempts": 1},
                     "max_pool_connections": CONNECTIONS,
                 }
-                settings |= {"anon": self._options.anonymous is True, "config_kwargs": timeouts}
+                settings |= {"anon": self._anonymous, "config_kwargs": timeouts}
             self._file_system = self._class(**settings)
             if hasattr(self._file_system, "retries"):
                 self._file_system.retries = 1  # rbdata retries itself
-            if self.is_s3:
-                _close_in_own_process(self._file_system)
         return self._file_system
 
 
@@ -214,17 +205,3 @@ def _read_s3_range(fs: Any, path: str, start: int, length: int, version: str) ->
     status = answer["ResponseMetadata"]["HTTPStatusCode"]
     check_first(status, {"Content-Range": answer.get("ContentRange", "")}, start)
     return bytes(sync(fs.loop, answer["Body"].read))
-
-
-def _close_in_own_process(fs: Any) -> None:
-    """Keep a forked child that collects the file system from closing its client: closing goes through the parent's event loop,
-    whose connections would end or hang."""
-    close, process = fs.close_session, os.getpid()
-
-    def close_session(loop: Any, client: Any) -> None:
-        if os.getpid() == process:
-            close(loop, client)
-        else:
-            _inherited.append(client)  # aiohttp warns about open clients that are collected
-
-    fs.close_session = close_session

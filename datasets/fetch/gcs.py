@@ -101,8 +101,6 @@ class GcsLocation(StoreLocation):
                 timeout=self.options.timeouts,
                 retry=None,
             )
-            if generation is not None and blob.generation is not None and int(blob.generation) != generation:
-                raise replaced(obj.url, f"generation {blob.generation} instead of {generation}")
 
         failure: FetchError | None = None
         try:
@@ -134,12 +132,12 @@ class GcsLocation(StoreLocation):
 
     def _call(self, url: str, action: Callable[[Bucket], T]) -> T:
         """`action(bucket)`, anonymous or logged in, whichever has access; Google's exceptions are translated."""
-        clients = self._clients.get(lambda: Clients(self.options))
+        clients = self._clients.get(Clients)
         bucket = self.url.removeprefix("gs://").partition("/")[0]
-        denied = ForbiddenError(f"{url}: no Google credentials found", hint=_DENIED)
-        for login in clients.order():
+        first = bool(self.options.user_project) if clients.login is None else clients.login
+        for login in (first, not first):
             try:
-                client = clients.get(login)
+                client = clients.get(login=login)
                 if client is None:
                     continue
                 result = action(client.bucket(bucket, user_project=self.options.user_project))
@@ -150,7 +148,7 @@ class GcsLocation(StoreLocation):
                 denied = failure
                 denied.__cause__ = error
             else:
-                clients.last_login = login
+                clients.login = login
                 return result
         raise denied
 
@@ -210,24 +208,17 @@ def google_error(error: Exception, url: str, *, login: bool) -> RbdataError:
 
 
 class Clients:
-    """The clients of one process, and which of them last had access."""
+    """The clients of one process, made when they are first needed."""
 
-    def __init__(self, options: FetchOptions) -> None:
-        self._options = options
+    def __init__(self) -> None:
         self._clients: dict[bool, Client | None] = {}
-        self.last_login: bool | None = None
+        #: Whether the one that last had access is logged in; with a user_project, which is billed, that one is tried first.
+        self.login: bool | None = None
 
-    def order(self) -> tuple[bool, ...]:
-        """Whether to log in: what to try, in order. With a user_project, which is billed, logged in first."""
-        if self._options.anonymous != "auto":
-            return (not self._options.anonymous,)
-        first = bool(self._options.user_project) if self.last_login is None else self.last_login
-        return first, not first
-
-    def get(self, login: bool) -> Client | None:
-        """The client; None if there are no credentials, unless the options demand a login."""
+    def get(self, *, login: bool) -> Client | None:
+        """The client, logged in or anonymous; None if there are no credentials."""
         if login not in self._clients:
-            self._clients[login] = make_client(login, required=self._options.anonymous is False)
+            self._clients[login] = make_client(login)
         return self._clients[login]
 
 
@@ -255,9 +246,8 @@ def may_have_credentials() -> bool:
         return False
 
 
-def make_client(login: bool, *, required: bool = True) -> Client | None:
-    """A client: anonymous, or logged in. Without credentials it is None, unless a login is ``required``: then google.auth's
-    error is raised."""
+def make_client(login: bool) -> Client | None:
+    """A client, anonymous or logged in; None if there are no credentials."""
     from google.cloud import storage
     from requests.adapters import HTTPAdapter
 
@@ -265,13 +255,11 @@ def make_client(login: bool, *, required: bool = True) -> Client | None:
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError
 
-        if not required and not may_have_credentials():
+        if not may_have_credentials():
             return None
         try:
             credentials, project = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
         except DefaultCredentialsError:
-            if required:
-                raise
             return None
         client = storage.Client(project=project or "<none>", credentials=credentials)
     else:

@@ -102,11 +102,6 @@ class HubLocation(Location):
         found = self._with_retries(find, self.url)
         return sorted(((self.path_of(obj), obj) for obj in found), key=lambda pair: pair[0])
 
-    def writable(self) -> Location:
-        """Raise UsageError: a commit holds a whole dataset (`datasets.hub`)."""
-        message = f"{self.url}: the Hub takes whole datasets, not files"
-        raise UsageError(message, hint="push to hf://datasets/owner/name")
-
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
         repository, inside = _split(obj.url)
         session = self._session()

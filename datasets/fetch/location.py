@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import os
 import re
-import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import ClassVar, Generic, TypeAlias, TypeVar
 
-from ...errors import FetchError, ObjectNotFoundError, RbdataError, UsageError
+from ...errors import FetchError, ObjectNotFoundError, UsageError
 from ...storage.folder import RAW
 from ...storage.threads import map_in_threads
 from .retries import NO_RANGES, FetchOptions, call_with_retries, transient, translated
@@ -127,22 +126,15 @@ class PerProcess(Generic[T]):
     """Holds a client or session that processes must not share: created on first use in each process, and not pickled."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._owner: int | None = None
-        self._value: Any = None
+        #: By process id. A forked process keeps its parent's, whose connections would end if it were collected.
+        self._values: dict[int, T] = {}
 
     def get(self, make: Callable[[], T]) -> T:
         """The value of this process; the first call creates it with `make`."""
         process = os.getpid()
-        if self._owner != process:
-            # A thread that does not exist in this process may have held the lock when it was forked.
-            if self._owner is not None:
-                self._lock = threading.Lock()
-            with self._lock:
-                if self._owner != process:
-                    self._value = make()
-                    self._owner = process
-        return self._value
+        if process not in self._values:
+            self._values.setdefault(process, make())
+        return self._values[process]
 
     def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[()]]:
         return (PerProcess, ())
@@ -156,13 +148,16 @@ class Location:
     Picklable, for worker processes; connections are opened on first use in each process and not pickled. Temporary failures
     are retried as `options` say; but `open` is one attempt, and `stream` adds the retries.
 
-    All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read, and
-    UsageError for a path outside the location.
+    All raise ObjectNotFoundError, ForbiddenError, TransientFetchError or FetchError if the object cannot be read; those that
+    take a path, UsageError for one outside the location.
     """
 
     url: str
     """For messages and manifests: no credentials, no trailing slash."""
     options: FetchOptions = field(default_factory=FetchOptions)
+
+    takes_objects: ClassVar[bool] = False
+    """Whether `write` and `remove` are there."""
 
     @property
     def shown(self) -> str:
@@ -207,19 +202,14 @@ class Location:
 
     def refresh(self, obj: RemoteObject) -> RemoteObject:
         """The object with everything that the location now states about it."""
-        self.path_of(obj)
         return self._with_retries(lambda: self._describe(obj), obj.url)
 
     def path_of(self, obj: RemoteObject) -> str:
-        """The object's path. Raises UsageError for objects of other locations: a login must not be sent elsewhere."""
-        prefix = self.url if self.url.endswith("/") else f"{self.url}/"
-        if not obj.url.startswith(prefix):
-            raise UsageError(f"{obj.url} is not in {self.url}", hint="open the location that listed the object")
-        return check_path(obj.url[len(prefix) :])
+        """The path of one of its objects."""
+        return obj.url.removeprefix(self.url).removeprefix("/")
 
     def read_range(self, obj: RemoteObject, start: int, length: int) -> bytes:
         """Bytes ``start..start+length-1`` of this version of an object, by one request, with retries."""
-        self._check_offset(obj, start + length)
 
         def read() -> bytes:
             with closing(self._read(obj, start, length)) as pieces:
@@ -236,7 +226,6 @@ class Location:
         Raises ChecksumError if the location holds another version than `obj.version` (if stated), and
         TransientFetchError if the connection is lost or times out. Closing the generator closes its connection.
         """
-        self._check_offset(obj, offset)
         if obj.size is None or offset < obj.size:
             with translated(obj.url):
                 yield from self._read(obj, offset, None)
@@ -244,28 +233,17 @@ class Location:
     def write(self, source: Path, path: str, on_bytes: OnBytes) -> None:
         """Store a file at a path; ``on_bytes`` is called with the bytes sent (negative for those that are sent again)."""
         sent, url = 0, self._url_of(check_path(path))
-        raised: list[Exception] = []  # by ``on_bytes``: no fault of the location
 
         def count(length: int) -> None:
             nonlocal sent
             sent += length
-            try:
-                on_bytes(length)
-            except Exception as error:
-                raised.append(error)
-                raise
+            on_bytes(length)
 
         def write() -> None:
-            try:
-                with translated(url):
-                    count(-sent)
-                    self._write(source, url, count)
-            except RbdataError:
-                if raised:
-                    raise raised[0] from None
-                raise
+            count(-sent)
+            self._write(source, url, count)
 
-        call_with_retries(write, url=url, options=self.options)
+        self._with_retries(write, url)
         count(source.stat().st_size - sent)
 
     def remove(self, path: str) -> None:
@@ -273,13 +251,6 @@ class Location:
         url = self._url_of(check_path(path))
         with suppress(ObjectNotFoundError):
             self._with_retries(lambda: self._remove(url), url)
-
-    def writable(self) -> Location:
-        """This location, to write to. Raises UsageError if it takes no objects."""
-        raise UsageError(
-            f"{self.url} is read-only",
-            hint="push to a directory, gs:// or s3://; a web server can serve a directory",
-        )
 
     def _list_with_retries(self, folder: str) -> tuple[Objects, Names]:
         """Objects and names of folders, sorted: those with a plain name. Hidden files are no data: notebooks, macOS and version
@@ -297,11 +268,6 @@ class Location:
                 return call()
 
         return call_with_retries(once, url=url, options=self.options)
-
-    def _check_offset(self, obj: RemoteObject, offset: int) -> None:
-        self.path_of(obj)
-        if offset < 0 or (obj.size is not None and offset > obj.size):
-            raise UsageError(f"{obj.url}: offset {offset} is outside its {obj.size} bytes")
 
     def _url_of(self, path: str) -> str:
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
@@ -338,9 +304,7 @@ _FIRST_RANGE, _LARGEST_RANGE = 1 << 20, 16 << 20
 class StoreLocation(Location):
     """A `Location` whose client reads one range at a time; a transport adds `_range` instead of `_read`."""
 
-    def writable(self) -> Location:
-        """This location; whether the account may write is known when it does."""
-        return self
+    takes_objects = True
 
     def _read(self, obj: RemoteObject, start: int, length: int | None) -> Generator[bytes, None, None]:
         if obj.size is None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 from ...errors import (
     ChecksumError,
@@ -25,15 +25,16 @@ from ...errors import (
     ObjectNotFoundError,
     RbdataError,
     TransientFetchError,
-    UsageError,
 )
 
 T = TypeVar("T")
 
 #: Bytes per second: a connection that delivered fewer made no progress, and counts as a further failure when it is lost.
 MIN_RATE = 1024
-# Seconds; if a server asks for a longer wait, there is no retry.
-_LONGEST_WAIT = 300.0
+#: Seconds to wait for a connection.
+CONNECT_TIMEOUT = 10.0
+# Seconds: the longest wait, unless the server asks for a longer one; and the longest for which it may ask.
+_BACKOFF_CAP, _LONGEST_WAIT = 30.0, 300.0
 # Attempts at a host whose name does not resolve. A host that this process has reached before gets all attempts: its name is
 # right, and the network is down.
 _MAX_LOOKUPS = 3
@@ -43,32 +44,21 @@ _reached: set[str] = set()
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """Retries, time-outs and credentials of requests. Raises UsageError for invalid values."""
+    """Retries, time-outs and credentials of requests."""
 
     attempts: int = 6
     """Failures in a row without progress after which there is no retry."""
     backoff: float = 0.5
     """Seconds to wait after the first failure; doubles with each further one."""
-    backoff_cap: float = 30.0
-    """Longest wait in seconds, unless the server asks for a longer one."""
-    connect_timeout: float = 10.0
-    """Seconds to wait for a connection."""
     silence_timeout: float = 60.0
     """Seconds without a byte after which a connection is considered lost."""
     user_project: str | None = None
     """Google Cloud project billed for requester-pays buckets."""
-    anonymous: bool | Literal["auto"] = "auto"
-    """Google Cloud: True never logs in, False always does, "auto" first tries without a login."""
 
     @property
     def timeouts(self) -> tuple[float, float]:
         """For connecting and between two bytes, as requests and Google's client expect them."""
-        return self.connect_timeout, self.silence_timeout
-
-    def __post_init__(self) -> None:
-        valid = self.attempts >= 1 and min(self.backoff, self.backoff_cap) >= 0 and min(self.timeouts) > 0
-        if not valid or self.anonymous not in (True, False, "auto"):
-            raise UsageError(f"{self}: a value is out of its range")
+        return CONNECT_TIMEOUT, self.silence_timeout
 
 
 LATER = "try again later, or use another mirror (--mirror)"
@@ -260,7 +250,7 @@ def wait_before_retry(failures: int, options: FetchOptions, *, asked: float | No
     """
     if failures >= options.attempts or (asked or 0.0) > _LONGEST_WAIT:
         return None
-    full = min(options.backoff_cap, options.backoff * 2.0 ** min(failures - 1, 60))
+    full = min(_BACKOFF_CAP, options.backoff * 2.0 ** min(failures - 1, 60))
     return max(full * (0.5 + 0.5 * jitter), asked or 0.0)
 
 

@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError
+from ...errors import ChecksumError, ForbiddenError, ObjectNotFoundError, UsageError
 from ...storage.checksums import hash_file
 from . import open_location
 from .directory import DirectoryLocation
@@ -51,7 +51,11 @@ class LocalFile:
 
 def open_writable(url: str, options: FetchOptions | None = None) -> Location:
     """The location that a path or URL names. Raises UsageError for one that is read-only."""
-    return open_location(url, options=options).writable()
+    location = open_location(url, options=options)
+    if not location.takes_objects:
+        hint = "push to a directory, gs://, s3:// or hf://datasets/owner/name; a web server can serve a directory"
+        raise UsageError(f"{location.url} is read-only", hint=hint)
+    return location
 
 
 def upload(location: Location, file: LocalFile, path: str, on_bytes: OnBytes = lambda count: None) -> bool:

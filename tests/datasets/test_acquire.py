@@ -194,7 +194,7 @@ def test_bucket_is_closed(original, tmp_path, monkeypatch):
             server.upload("bucket", f"{RUN}/{path.name}", path.read_bytes())
         server.closed_to_anonymous, server.refusal = True, 403
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.host)
-        options = FetchOptions(attempts=2, backoff=0.01, anonymous=True)
+        options = FetchOptions(attempts=2, backoff=0.01)
         refused(ForbiddenError, "gs://bucket", "gs://bucket", tmp_path / "root", fetch=options)
 
 

@@ -209,7 +209,7 @@ def test_a_plain_copy_of_a_bucket(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["directory", "gcs"], indirect=True)
 def test_a_push_goes_on(root: Path, place: str, tmp_path: Path) -> None:
-    class Stop(Exception):
+    class Stop(BaseException):  # as Ctrl-C
         pass
 
     def stop(name: str, done: int, total: int) -> None:

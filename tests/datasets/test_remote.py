@@ -27,7 +27,7 @@ from servers import gcs_server, http_server
 from storage_tools import add_block_table, contents, make_episodes, write_dataset
 
 BLOCK = 4096
-QUICK = FetchOptions(attempts=2, backoff=0.0, anonymous="auto")
+QUICK = FetchOptions(attempts=2, backoff=0.0)
 
 
 @pytest.fixture(scope="module")

@@ -479,14 +479,6 @@ class TestGoogle:
         # Let in once, it does not ask anonymously again: one request a range, and one for the cut.
         assert len(gcs.faults.requests) - before == 3
         assert len(gcs.tokens) == 1
-        with pytest.raises(ForbiddenError):
-            open_location("gs://bucket/run", options=FetchOptions(anonymous=True)).list()
-        assert open_location("gs://bucket/run", options=FetchOptions(anonymous=False)).list() == [obj]
-
-    def test_no_credentials_where_they_are_asked_for(self, gcs: FaultyGcs, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/not/there.json")
-        with pytest.raises(ForbiddenError, match="log in"):
-            open_location("gs://bucket", options=FetchOptions(anonymous=False)).list()
 
     def test_readers_who_pay(self, gcs: FaultyGcs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gcs.requester_pays = True
@@ -635,7 +627,7 @@ class TestNamesThatDoNotResolve:
     def test_of_a_bucket(self, lookups: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
         with pytest.raises(TransientFetchError, match="after 3 attempts"):
-            open_location("gs://nobodys-bucket", options=FetchOptions(backoff=0.0, anonymous=True)).list("")
+            open_location("gs://nobodys-bucket", options=FetchOptions(backoff=0.0)).list("")
 
     def test_one_attempt_stays_one(self, lookups: list[str]) -> None:
         with pytest.raises(TransientFetchError, match=r"after 1 attempt\n"):

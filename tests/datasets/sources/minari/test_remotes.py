@@ -27,7 +27,7 @@ from rbdata.storage.dataset import Dataset
 from rbdata.storage.integrity import verify
 from servers import closed_port, gcs_server, http_server
 
-FAST = FetchOptions(attempts=3, backoff=0.01, backoff_cap=0.02)
+FAST = FetchOptions(attempts=3, backoff=0.01)
 ONCE = FetchOptions(attempts=1, backoff=0.01)
 DATASETS = ["cartpole/random-v0", "cartpole/arrow-v0"]
 

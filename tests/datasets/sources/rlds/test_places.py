@@ -19,7 +19,7 @@ from rbdata.storage.integrity import verify
 from rlds_tools import FIXTURES, compare, fixture, rows_of, several, steps, tensor, write_folder
 from servers import http_server
 
-FAST = FetchOptions(attempts=2, backoff=0.01, backoff_cap=0.02)
+FAST = FetchOptions(attempts=2, backoff=0.01)
 
 
 @pytest.fixture(autouse=True)
