@@ -72,13 +72,13 @@ def upload(location: Location, file: LocalFile, path: str, on_bytes: OnBytes = l
             on_bytes(file.size)
             return False
         location.write(file.path, path, on_bytes)
+        stored = location.stat(path)
     except ForbiddenError as error:
         error.hint = "log in with an account that has write access"
         raise
     except ObjectNotFoundError as error:
         error.hint = "the bucket must exist: create it with the store's tools"
         raise
-    stored = location.stat(path)
     if not has_same_bytes(location, stored, file):
         message = f"{stored.url}: checksum mismatch after the upload"
         raise ChecksumError(message, hint="push again; if it fails again, the network or the store damages data")
