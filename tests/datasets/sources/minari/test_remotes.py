@@ -225,8 +225,6 @@ def test_the_hub_as_a_place(server):
         top.stat("cartpole/random-v0/data/absent")
     with pytest.raises(UsageError):
         top.list("../elsewhere")
-    with pytest.raises(UsageError):
-        inner.refresh(top.stat("mujoco/hopper-v0/data/metadata.json"))
 
 
 # -- listings ------------------------------------------------------------------------------------------------------
