@@ -176,8 +176,8 @@ def _starting() -> Iterator[None]:
     """
     main, handlers, interrupts = sys.modules["__main__"], dict[int, Any](), list[int]()
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGALRM):
-            handlers[number] = signal.signal(number, lambda number, frame: interrupts.append(number))
+        for late in (signal.SIGINT, signal.SIGALRM):
+            handlers[late] = signal.signal(late, lambda number, frame: interrupts.append(number))
     mask, sys.modules["__main__"] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), ModuleType("__main__")
     try:
         yield
