@@ -119,7 +119,7 @@ def test_empty_folders_are_left_overs(place, sound):
 
 def test_a_deletion_with_raw_files_that_was_killed_is_ended_by_the_next(tmp_path, monkeypatch):
     request = Request(
-        "atari/Pong/5", tmp_path, str(DATA / "atari"), procs=1, keep_raw=True, options=ConvertOptions(parts=(0,))
+        "atari/Pong/5", tmp_path, str(DATA / "atari"), procs=1, keep_raw=True, options=ConvertOptions("raw", parts=(0,))
     )
     download(request)
     real, gone = Path.unlink, []

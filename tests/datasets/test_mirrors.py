@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,6 +33,7 @@ from rbdata.errors import (
     RbdataError,
     UsageError,
 )
+from rbdata.storage.folder import DatasetPlace
 from rbdata.storage.integrity import verify
 from rbdata.storage.manifest import read_manifest, write_manifest
 from s3_server import S3Server, s3_server
@@ -268,6 +270,21 @@ def test_a_damaged_copy_is_found_and_mended(root: Path, place: str, tmp_path: Pa
     mended = push(ID, place, root=root, fetch=QUICK)
     assert mended.sent == 1
     assert verify(get(tmp_path, place).path).ok
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_a_copy_is_synced_before_it_is_a_dataset(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def fsync(file: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    get(tmp_path, str(root))
+    files = [str(DatasetPlace(tmp_path, ID).working / name) for name in read_manifest(root / ID).files]
+    assert set(files) <= set(synced[: next(number for number, path in enumerate(synced) if "rbdata.json" in path)])
 
 
 def test_damage_is_not_spread(root: Path, tmp_path: Path) -> None:

@@ -25,9 +25,12 @@ from rbdata.storage.folder import DatasetPlace
 
 HOLD = """
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from rbdata.storage.folder import DatasetPlace
-with DatasetPlace(Path(sys.argv[1]), sys.argv[2]).lock():
+with ExitStack() as locks:
+    for dataset_id in sys.argv[2:]:
+        locks.enter_context(DatasetPlace(Path(sys.argv[1]), dataset_id).lock())
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -41,7 +44,7 @@ VERBS: dict[str, tuple[str, Callable[..., Path]]] = {
     "convert": (
         "my/pong",
         lambda root, **more: rbdata.convert(
-            DATA / "atari/dqn/Pong/5/replay_logs", "my/pong", source="atari", root=root, shards="0", **more
+            DATA / "atari/dqn/Pong/5/replay_logs", "my/pong", source="atari", root=root, shards="0", codec="raw", **more
         ),
     ),
     "preprocess": (
@@ -57,13 +60,18 @@ VERBS: dict[str, tuple[str, Callable[..., Path]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr("rbdata.storage.lock._POLL", 0.01)
+
+
 @pytest.fixture
-def hold(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts a process that holds the lock of a dataset until it gets a line, or is killed."""
+def hold(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process that holds the locks of datasets until it gets a line, or is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(dataset_id: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLD, str(tmp_path), dataset_id]
+    def start(*dataset_ids: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLD, str(tmp_path), *dataset_ids]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         started.append(process)
@@ -75,7 +83,7 @@ def hold(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         process.communicate()
 
 
-@pytest.mark.parametrize(("verb", "ends"), zip(VERBS, cycle(["finishes", "is killed"])))
+@pytest.mark.parametrize(("verb", "ends"), [*zip(VERBS, cycle(["finishes", "is killed"]))])
 def test_the_other_process_is_waited_for(verb, ends, hold, tmp_path):
     dataset_id, make = VERBS[verb]
     other = hold(dataset_id)
@@ -174,11 +182,11 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize("dataset_id", LINES)
-def test_no_wait(dataset_id, hold, tmp_path, capsys):
-    hold(dataset_id)
-    assert run([*map(str, LINES[dataset_id]), "--root", str(tmp_path), "--no-wait", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["error"]["code"] == "busy"
+def test_no_wait(hold, tmp_path, capsys):
+    hold(*LINES)
+    for words in LINES.values():
+        assert run([*map(str, words), "--root", str(tmp_path), "--no-wait", "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["error"]["code"] == "busy"
 
 
 def test_on_the_command_line(hold, tmp_path):

@@ -307,6 +307,14 @@ def test_blocks_do_not_matter(name, tmp_path, clean, monkeypatch):
     assert rbdata.audit(dataset).findings == expected
 
 
+def test_a_state_is_compared_with_the_successor_in_the_block_before(tmp_path, clean, monkeypatch):
+    monkeypatch.setattr("rbdata.datasets.audit.blocks._BLOCK_STEPS", 67)
+    step = next(step for step in range(66, sum(clean.lengths), 67) if step + 1 not in clean.starts)
+    clean["next/observation"][step] += 0.5
+    (finding,) = rbdata.audit(clean.write(tmp_path)).findings
+    assert (finding.code, finding.first, finding.count) == ("successor_mismatch", (step,), 1)
+
+
 def test_views_and_urls(tmp_path, clean):
     clean["next/reward"][clean.starts[7]] = np.nan
     dataset = clean.write(tmp_path / "root")
