@@ -60,6 +60,12 @@ class TensorSpec:
     #: The dtype of the values; None for a Composite.
     dtype: torch.dtype | None = None
 
+    @property
+    def domain(self) -> str:
+        """Either "continuous" (Bounded and Unbounded of floating-point numbers), "discrete" or "composite"."""
+        is_real = isinstance(self, (Bounded, Unbounded)) and self.dtype.is_floating_point
+        return "composite" if isinstance(self, Composite) else "continuous" if is_real else "discrete"
+
     def rand(self, shape: Shape = ()) -> Any:
         """Return a random value of ``[*shape, *spec.shape]``, by torch's global generator.
 
@@ -71,12 +77,21 @@ class TensorSpec:
         """Return zeros of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
         return torch.zeros((*_size(shape), *self.shape), dtype=self.dtype, device=self.device)
 
+    def one(self, shape: Shape = ()) -> Any:
+        """Return ones of ``[*shape, *spec.shape]``, whether or not they are in the spec."""
+        return torch.ones((*_size(shape), *self.shape), dtype=self.dtype, device=self.device)
+
     def is_in(self, value: Any) -> bool:
         """Return whether dtype, last dimensions and numbers of ``value`` are those of the spec; NaN is outside any bounds.
 
         A Composite takes TensorDicts and dicts, and ignores further keys. Raises UsageError for other types.
         """
         raise NotImplementedError
+
+    def assert_is_in(self, value: Any) -> None:
+        """Raise SchemaError for a value outside the spec."""
+        if not self.is_in(value):
+            raise SchemaError(f"the value is not in {self}", hint="spec.project(value) is")
 
     def project(self, value: Any) -> Any:
         """Return ``value`` itself if it is in the spec, otherwise a value near it that is; ``value`` is not changed.
@@ -458,6 +473,9 @@ class Composite(TensorSpec):
 
     def zero(self, shape: Shape = ()) -> TensorDict:
         return self._made(shape, lambda spec: spec.zero(shape))
+
+    def one(self, shape: Shape = ()) -> TensorDict:
+        return self._made(shape, lambda spec: spec.one(shape))
 
     def _made(self, shape: Shape, make: Callable[[TensorSpec], Any]) -> TensorDict:
         values = {key: make(spec) for key, spec in self._specs.items()}

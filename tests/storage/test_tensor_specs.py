@@ -271,7 +271,10 @@ def test_values_of_composites():
     assert empty.is_in({}) and empty.project({}) == {} and empty.rand().keys(True, False)
     wrong = value.clone()
     wrong["b", "c"] += 5
-    assert not spec.is_in(wrong) and not spec.is_in({**value.to_dict(), "b": torch.zeros(3, 4)})
+    with pytest.raises(SchemaError, match="not in Composite"):
+        spec.assert_is_in(wrong)
+    spec.assert_is_in(value)
+    assert not spec.is_in({**value.to_dict(), "b": torch.zeros(3, 4)})
     fixed = spec.project(wrong)
     assert spec.is_in(fixed) and (wrong["b", "c"] >= 5).all() and (fixed["b", "c"] == 2).all() and "further" in fixed
 

@@ -62,7 +62,8 @@ def test_values_of_each_are_in_the_other(described, shape):
     drawn = ours.rand(shape)
     assert ours.is_in(drawn) and theirs.is_in(drawn) and ours.is_in(theirs.rand(shape))
     assert drawn.shape == (*shape, *ours.shape) and drawn.dtype == ours.dtype
-    assert torch.equal(ours.zero(shape), theirs.zero(shape))
+    assert torch.equal(ours.zero(shape), theirs.zero(shape)) and torch.equal(ours.one(shape), theirs.one(shape))
+    assert ours.domain == theirs.domain
     if hasattr(theirs, "n"):
         assert ours.n == theirs.n
 
@@ -149,7 +150,8 @@ def test_composites(data, shape, more):
     value = ours.rand(more)
     assert isinstance(value, TensorDict) and value.shape == (*more, *shape) and value.device is None
     assert ours.is_in(value) and theirs.is_in(value) and ours.is_in(theirs.rand(more)) and ours.project(value) is value
-    found, expected = ours.zero(more), theirs.zero(more)
+    assert ours.domain == theirs.domain
+    found, expected = ours.one(more), theirs.one(more)
     assert found.shape == expected.shape and all(
         torch.equal(found[key], expected[key]) for key in ours.keys(True, True)
     )
