@@ -110,6 +110,7 @@ def test_keys_fetch_their_leaves_alone(mirror, tmp_path):
     for option in options:
         rbdata.load(remote, batch_size=8, seed=0, **option).sample()
     assert not np.count_nonzero(remote.cache.states[remote.cache.layout.of_file("observation/blob")])
+    assert not len(remote.blocks_of(0, len(remote), ["action"])) and len(remote.blocks_of(0, len(remote)))
 
 
 def test_a_complete_cache_is_the_dataset(mirror, tmp_path):

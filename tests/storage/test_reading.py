@@ -95,7 +95,10 @@ def oracle(episodes: list[Episode], layout: str, step: int, offsets: range, pad:
     return {name: np.stack(rows) for name, rows in result.items()}
 
 
-@settings(max_examples=examples(120), deadline=None)
+FEW_OR_MANY = st.integers(0, 2) | st.integers(0, 50)
+
+
+@settings(max_examples=examples(80), deadline=None)
 @given(layout=st.sampled_from(LAYOUTS), data=st.data())
 def test_windows(layout, data, tmp_path_factory):
     lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6), label="lengths")
@@ -103,9 +106,9 @@ def test_windows(layout, data, tmp_path_factory):
     dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
     episodes = make_episodes(lengths, shape=shape, dtype=dtype, seed=data.draw(st.integers(0, 3)))
     dataset = Dataset(write_dataset(tmp_path_factory.mktemp("root"), episodes, layout, parts=2))
-    for _ in range(3):
-        before, after = data.draw(st.integers(0, 50), label="before"), data.draw(st.integers(0, 50), label="after")
-        length = data.draw(st.integers(1, 60), label="length")
+    for _ in range(8):
+        before, after = data.draw(FEW_OR_MANY, label="before"), data.draw(FEW_OR_MANY, label="after")
+        length = 1 + data.draw(FEW_OR_MANY, label="length")
         pad = data.draw(st.sampled_from(["zero", "repeat"]), label="pad")
         steps = data.draw(st.lists(st.integers(0, sum(lengths) - 1), max_size=5), label="steps")
         found = dataset.read(steps, before=before, length=length, after=after, pad=pad)
