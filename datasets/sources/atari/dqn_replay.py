@@ -25,7 +25,7 @@ from ....storage.threads import map_in_threads
 from ...fetch import Location, RemoteObject, read_ahead, read_all, resolve
 from ...formats.npy import Expected, NpyStream
 from ...formats.packed import gunzip
-from ...ingest.block import Block, final_states
+from ...ingest.block import Block, LazyRows, final_states
 from ...ingest.counted_stream import CountedStream
 from ...ingest.records import ConvertOptions, PartSpec, RawObject
 from ...ingest.request import select_numbered
@@ -116,8 +116,9 @@ class FrameUnit(Unit):
                 low, high = (seam + np.searchsorted(rows[seam:], [first, first + count])).tolist()
                 for begin, end in [(low, high), (0, seam)] if first + count == part.capacity else [(low, high)]:
                     if begin < end:
-                        taken = frames[np.where(blank[begin:end], count, rows[begin:end] - first)]
-                        yield self._block({"observation": taken}, begin, end, begin < seam, first + count, source)
+                        taken = _runs(frames, np.where(blank[begin:end], count, rows[begin:end] - first))
+                        states = LazyRows("uint8", FRAME, taken)
+                        yield self._block({"observation": states}, begin, end, begin < seam, first + count, source)
         about = {"size": source.fetched, "crc32c": source.crc32c}
         yield self._block({}, 0, 0, False, part.capacity, source, about)
 
@@ -130,6 +131,12 @@ class FrameUnit(Unit):
             told["goes_on"] = not self.final[begin - 1] if begin else self.goes_on
         place, apart = (self.index, int(not is_seam)), int(self.apart and not is_seam)
         return Block(columns, place=place, range=apart, done=done, **told)
+
+
+def _runs(frames: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """The rows of ``frames`` as slices: picked out one by one, all frames of a run would be copied once more."""
+    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+        yield frames[run[0] : run[-1] + 1]
 
 
 def _check_padding(part: PartPlan, rows: np.ndarray, first: int, frames: np.ndarray) -> None:
