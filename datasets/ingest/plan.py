@@ -110,7 +110,8 @@ class Plan:
             return
         every = hashlib.sha256(json.dumps([unit.identity for unit in self.units]).encode()).hexdigest()
         first = next((unit for unit in self.units if not self._is_empty(unit)), self.units[0])
-        given, identities = reader.dictionaries(), [every, first.identity]
+        given: Mapping[str, bytes] | SampleRows | None = reader.dictionaries()
+        identities = [every, first.identity]
         if self.old:
             given = {leaf.name: self.old.dictionary(leaf) for leaf in leaves}
             identities = [f"old {self.old.manifest.content}"]
