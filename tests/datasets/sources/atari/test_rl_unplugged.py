@@ -110,6 +110,9 @@ def test_stored_indices_decide_whatever_the_files(tmp_path: Path, options: dict[
     write_run(tmp_path, [c2, [c3[2], c0[1]], c1, [c0[2], c0[0], c3[0]], [c3[3], c3[1]]], total=49)
     dataset = get(tmp_path, tmp_path / "root", **options)
     assert_holds(dataset, episodes)
+    parts = dataset.manifest.parts
+    ends = np.cumsum([part["states"] for part in parts]).tolist()
+    assert [part["first_state"] for part in parts] == [0, *ends[:-1]] and ends[-1] == dataset.manifest.states
     assert {entry["name"] for entry in dataset.manifest.source["objects"]} == {
         f"run_1-{n:05d}-of-00049" for n in range(5)
     }
@@ -168,7 +171,7 @@ def test_a_folder_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zero", [False, True], ids=["truncate", "zero"])
 def test_cut_timed_out_and_tiny_episodes(tmp_path: Path, zero: bool) -> None:
-    lengths = [[4, 1, 7, 1, 2], [6, 7, 3], [2], [1]]
+    lengths = [[4, 1, 7, 1, 2], [6, 7, 8], [2], [1]]
     episodes = make_episodes(lengths, cut=[(0, 1), (0, 4), (1, 0), (2, 0), (3, 0)])
     episodes.insert(3, Made(0, 99, []))
     write_run(tmp_path, [[e for e in episodes if e.checkpoint == number] for number in range(4)])
