@@ -224,7 +224,9 @@ class DqnReplayReader(RunReader[Shard]):
         for index, (plan, shard) in enumerate(zip(self._plans, self.chosen)):
             layout = [plan.capacity, plan.valid, plan.seam, plan.states, plan.segments.tolist()]
             item, identity = shard.observation, crc32c(json.dumps(layout).encode())
-            self._specs.append(spec := self.describe_part(plan.number, plan.first, plan.states, identity, item))
+            about = (describe(item), plan.number, plan.first, item.size or 0)
+            spec = PartSpec(f"shard {plan.number}", plan.states, identity, *about)
+            self._specs.append(spec)
             here = None if final is None else final[plan.first : plan.first + plan.states]
             goes_on = final is not None and plan.first > 0 and not final[plan.first - 1]
             where = (plan, item, self.location, here, goes_on, apart)

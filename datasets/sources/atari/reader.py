@@ -9,7 +9,7 @@ from ....errors import UsageError
 from ....storage.amounts import plural
 from ...fetch import Location, RemoteObject
 from ...ingest.reader import Reader
-from ...ingest.records import ConvertOptions, PartSpec
+from ...ingest.records import ConvertOptions
 from ...ingest.request import format_numbers
 from ...ingest.trajectories import Column
 from .raw_files import FRAME, RunFile, Shard
@@ -74,11 +74,6 @@ class RunReader(Reader, Generic[Piece]):
             "unknown_next": self.options.unknown_next,
             "time_limit": self.time_limit,
         }
-
-    def describe_part(self, number: int, first_state: int, states: int, layout: str, item: RemoteObject) -> PartSpec:
-        """The part that one piece fills from its largest object."""
-        name = f"{self.piece} {number}"
-        return PartSpec(name, states, layout, describe(item), number, first_state, item.size or 0)
 
     def shards(self) -> list[int]:
         return [one.number for one in self.chosen]

@@ -1,6 +1,6 @@
 """One run of RL Unplugged's ordered episodes, from its files to a dataset.
 
-Each file is decoded as a unit (`rl_unplugged_decode`). The episodes of all files lie in training order (`TrainingOrder`), that
+Each file is decoded as a unit (`rl_unplugged_decode`). The episodes of all files lie in training order (`training_order`), that
 of the stored indices, (checkpoint, index in it); the names of files say nothing.
 
 Whether an episode's beginning is missing is not stored. A checkpoint's last episode that did not terminate was cut by the
@@ -12,8 +12,8 @@ not among the files.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,88 +21,55 @@ import numpy as np
 
 from ....errors import CorruptSourceError
 from ....storage.amounts import plural
-from ....storage.checksums import crc32c
 from ....storage.codecs import codec_of
 from ....storage.episodes import CUT, EpisodeTable
 from ...fetch import Location, resolve
 from ...ingest.estimate import compressed_share, expect_rows
-from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
+from ...ingest.records import ConvertOptions, Expectation, RawObject
 from ...ingest.request import format_numbers, select_numbered
 from ...ingest.trajectories import count_outcomes
 from ...ingest.unit import Facts, Part
 from .raw_files import FOLDER, RL_UNPLUGGED, RunFile
-from .reader import CITATION, SPACES, RunReader
+from .reader import CITATION, SPACES, RunReader, describe
 from .rl_unplugged_decode import CHECKPOINT, FILE_ROWS, INDEX, OUTCOME, STEPS, Sample, UnpluggedUnit, take_sample
 
 #: After the fields that a unit says of an episode: the place of its file in the list.
 FILE = OUTCOME + 1
 
 
-@dataclass(frozen=True)
-class EpisodePart:
-    """Consecutive state rows of the dataset, as many episodes as one file holds; ``file`` is the one named for it, ``layout``
-    says which episodes of which files they are."""
+def training_order(files: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[dict[str, Any], np.ndarray]:
+    """What some files hold, for the manifest, and which of their episodes with steps, in training order, may have begun before
+    their first row, bool.
 
-    file: int
-    first_state: int
-    states: int
-    layout: str
-
-
-class TrainingOrder:
-    """All episodes of some files in training order; the work is done on construction.
-
-    ``files`` are their names and what their units recorded (`UnpluggedUnit`). ``table`` is int64 ``[episodes kept, 6]``: the
-    record of an episode, then its file. Raises CorruptSourceError when an episode is there twice.
+    ``files`` are their names and what their units recorded (`UnpluggedUnit`). Raises CorruptSourceError when an episode is
+    there twice.
     """
-
-    def __init__(self, files: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        self.files = files
-        in_files = [np.array(about["episodes"], np.int64).reshape(-1, FILE) for _, about in files]
-        everything = np.concatenate([np.insert(one, FILE, number, axis=1) for number, one in enumerate(in_files)])
-        everything = everything[np.lexsort((everything[:, INDEX], everything[:, CHECKPOINT]))]
-        self._refuse_twins(everything)
-        midway, gaps = _find_midway(everything)
-        has_steps = everything[:, STEPS] > 0
-        self.table, self.midway = everything[has_steps], midway[has_steps]
-        self.parts = [*self._parts()]
-        #: For the manifest: what the files held and what became of it.
-        self.counts = self._count(everything, gaps)
-
-    def _refuse_twins(self, table: np.ndarray) -> None:
-        same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
-        if same.any():
-            at = int(np.argmax(same))
-            one, other = (self.files[int(table[row, FILE])][0] for row in (at, at + 1))
-            checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
-            message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
-            raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
-
-    def _count(self, table: np.ndarray, gaps: list[dict[str, int]]) -> dict[str, Any]:
-        rows, steps = table[:, FILE_ROWS], table[:, STEPS]
-        empty = int((rows == 0).sum())
-        return {
-            "rows_read": int(rows.sum()),
-            "pad_rows": 0,
-            "given_up_steps": int((rows - steps).sum()),
-            "given_up_episodes": len(table) - len(self.table) - empty,
-            "empty_episodes": empty,
-            **count_outcomes(self.table[:, OUTCOME]),
-            "midway_episodes": int(self.midway.sum()),
-            "silent_ends": sum(about["silent_ends"] for _, about in self.files),
-            "unclipped_rewards": sum(about["unclipped_rewards"] for _, about in self.files),
-            "gaps": gaps,
-        }
-
-    def _parts(self) -> Iterator[EpisodePart]:
-        """Parts of as many episodes as the file whose turn it is."""
-        table, files = self.table, self.table[:, FILE]
-        turns = list(dict.fromkeys([*files.tolist(), *range(len(self.files))]))
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(files, minlength=len(turns))[turns])])
-        first = np.concatenate([[0], np.cumsum(table[:, STEPS] + 1)])
-        for file, low, high in zip(turns, bounds, bounds[1:]):
-            layout = crc32c(table[low:high, [FILE, CHECKPOINT, INDEX, STEPS]].tobytes())
-            yield EpisodePart(file, int(first[low]), int(first[high] - first[low]), f"rlu-{layout}")
+    in_files = [np.array(about["episodes"], np.int64).reshape(-1, FILE) for _, about in files]
+    table = np.concatenate([np.insert(one, FILE, number, axis=1) for number, one in enumerate(in_files)])
+    table = table[np.lexsort((table[:, INDEX], table[:, CHECKPOINT]))]
+    same = (np.diff(table[:, CHECKPOINT]) == 0) & (np.diff(table[:, INDEX]) == 0)
+    if same.any():
+        at = int(np.argmax(same))
+        one, other = (files[int(table[row, FILE])][0] for row in (at, at + 1))
+        checkpoint, index = table[at, [CHECKPOINT, INDEX]].tolist()
+        message = f"episode {index} of checkpoint {checkpoint} is there twice, in {one} and in {other}"
+        raise CorruptSourceError(message, hint="files of different versions or runs are mixed; check the mirror")
+    midway, gaps = _find_midway(table)
+    rows, steps = table[:, FILE_ROWS], table[:, STEPS]
+    midway, outcomes = midway[steps > 0], table[steps > 0, OUTCOME]
+    counts = {
+        "rows_read": int(rows.sum()),
+        "pad_rows": 0,
+        "given_up_steps": int((rows - steps).sum()),
+        "given_up_episodes": int(((steps == 0) & (rows > 0)).sum()),
+        "empty_episodes": int((rows == 0).sum()),
+        **count_outcomes(outcomes),
+        "midway_episodes": int(midway.sum()),
+        "silent_ends": sum(about["silent_ends"] for _, about in files),
+        "unclipped_rewards": sum(about["unclipped_rewards"] for _, about in files),
+        "gaps": gaps,
+    }
+    return counts, midway
 
 
 def _find_midway(table: np.ndarray) -> tuple[np.ndarray, list[dict[str, int]]]:
@@ -125,6 +92,8 @@ class RluReader(RunReader[RunFile]):
     upstream, piece = RL_UNPLUGGED, "file"
     citation = f"{CITATION} Distributed in: Caglar Gulcehre et al. RL Unplugged. NeurIPS 2020. arXiv:2006.13888"
     return_steps = sys.maxsize  # rewards of an episode are summed at once
+    #: Set by `facts`.
+    _objects: list[dict[str, Any]]
 
     def __init__(self, name: str | None, location: Location, files: list[RunFile], options: ConvertOptions) -> None:
         super().__init__(name, location, files, options)
@@ -177,20 +146,18 @@ class RluReader(RunReader[RunFile]):
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
         if not len(episodes):
             raise CorruptSourceError(f"{self.title} holds no complete step")
-        order = TrainingOrder([(file.obj.name, part.about) for file, part in zip(self.chosen, parts)])
-        specs = [self._spec(part, order) for part in order.parts]
-        return Facts(order.counts, self._notes(order.counts), specs, SPACES, order.midway)
+        counts, midway = training_order([(file.obj.name, part.about) for file, part in zip(self.chosen, parts)])
+        self._objects = [describe(file.obj, part.about["crc32c"]) for file, part in zip(self.chosen, parts)]
+        return Facts(counts, self._notes(counts), [], SPACES, midway)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
+
+    def objects(self) -> list[dict[str, Any]]:
+        return self._objects
 
     def raw_objects(self) -> list[RawObject]:
         game = (self.name or "").partition("/")[0]
         return [RawObject(f"{FOLDER}/{game}/{file.obj.name}", file.obj, self.location) for file in self.chosen]
-
-    def _spec(self, part: EpisodePart, order: TrainingOrder) -> PartSpec:
-        file, about = self.chosen[part.file], order.files[part.file][1]
-        spec = self.describe_part(file.number, part.first_state, part.states, part.layout, file.obj)
-        return spec.with_checksum(about["crc32c"])
 
     def _notes(self, counts: Mapping[str, Any]) -> list[str]:
         first = (

@@ -20,7 +20,7 @@ from ....storage.episodes import EpisodeTable
 from ...fetch import Location, RemoteObject
 from ...formats.hdf5 import open_file
 from ...ingest.estimate import bytes_of_state, expect_rows
-from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject, count_notes, name_left_out
+from ...ingest.records import ConvertOptions, Expectation, RawObject, count_notes, name_left_out
 from ...ingest.trajectories import Column, TransitionRows, count_outcomes, longest, resolve_transitions
 from ...ingest.unit import Facts, Part
 from ...ingest.whole_file import ACCEPT, WholeFileReader
@@ -170,19 +170,15 @@ class D4rlReader(WholeFileReader):
         self.sha256 = about["sha256"]
         self._check_published()
         counts = {**about["counts"], **count_outcomes(episodes.outcomes)}
-        specs = [PartSpec(self.item.name, about["states"], "whole", self._object())] if self.bulk else []
         leaves = {key: self.schema[key] for key in ("observation", "action")}  # the files state no bounds
         spaces = {key: {"type": "Box", "shape": list(one.shape), "dtype": one.dtype} for key, one in leaves.items()}
-        return Facts(counts, list(self._notes(counts)), specs, spaces)
+        return Facts(counts, list(self._notes(counts)), [], spaces)
 
     # -- what the manifest says ------------------------------------------------------------------------------------
 
     def objects(self) -> list[dict[str, Any]]:
-        return [] if self.bulk else [self._object()]  # with bulk leaves it is that of their part
-
-    def _object(self) -> dict[str, Any]:
         size = self.path.stat().st_size
-        return {"name": self.item.name, "path": self._raw_path, "size": size, "sha256": self.sha256, "crc32c": None}
+        return [{"name": self.item.name, "path": self._raw_path, "size": size, "sha256": self.sha256, "crc32c": None}]
 
     def unverified(self) -> list[str]:
         return [] if self.entry and self.entry.sha256 == self.sha256 else super().unverified()

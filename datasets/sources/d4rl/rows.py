@@ -55,7 +55,6 @@ class RowsUnit(Unit):
                     yield Block({**rows, "next/reward": rewards}, bits, done=done)
             record = {
                 "sha256": hashed.result().hexdigest(),
-                "states": transitions.steps + int(np.count_nonzero(transitions.last & transitions.keep)),
                 "counts": {"seams": 0, "rounded_successors": 0, **transitions.counts},
             }
             yield Block({}, done=done, record=record)

@@ -27,7 +27,7 @@ from ...formats.limits import REFETCH, check_row_bytes, check_rows
 from ...ingest.block import Block
 from ...ingest.estimate import compressed_share, expect_rows
 from ...ingest.reader import Reader
-from ...ingest.records import ConvertOptions, Expectation, PartSpec, RawObject
+from ...ingest.records import ConvertOptions, Expectation, RawObject
 from ...ingest.trajectories import BLOCK_BYTES, block_steps, to_rewards
 from ...ingest.unit import Facts, Part, Unit
 from .files import DataFiles, MinariFiles, MinariHdf5
@@ -177,22 +177,16 @@ class MinariReader(Reader):
         return replace(expected, notes=self._survey.notes, counted=True)
 
     def units(self, lead: Part | None) -> list[MinariUnit]:
-        return self._parts()[0]
-
-    def _parts(self) -> tuple[list[MinariUnit], list[PartSpec]]:
-        """The units, and the parts of the large columns; one unit where there are none."""
-        found, runs, units, specs, first = self.found, self.found.runs(), list[MinariUnit](), list[PartSpec](), 0
+        """Groups of episodes of about one size; one where there are no large columns."""
+        found, runs, units = self.found, self.found.runs(), list[MinariUnit]()
         row_bytes = sum(column.row_bytes for column in self.columns if column.large)
         for low, high in part_bounds(found.states, row_bytes) if row_bytes else [(0, len(found.episodes))]:
             here = runs[(runs[:, 0] >= low) & (runs[:, 0] < high)]
-            if not len(here):
-                continue
-            name, states = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}", int(here[:, 2].sum())
-            number, layout = len(units), f"minari-{crc32c(here.tobytes())}"
-            units.append(MinariUnit(number, name, states - len(here), layout, self._data, found, low, high))
-            specs.append(PartSpec(name, states, layout, {"name": name, "size": None, "crc32c": None}, number, first))
-            first += states
-        return units, specs if row_bytes else []
+            if len(here):
+                name, identity = f"episodes {found.episodes[low]}..{found.episodes[high - 1]}", crc32c(here.tobytes())
+                steps = int(here[:, 2].sum()) - len(here)
+                units.append(MinariUnit(len(units), name, steps, identity, self._data, found, low, high))
+        return units
 
     @cached_property
     def _sample(self) -> list[np.ndarray]:
@@ -213,7 +207,7 @@ class MinariReader(Reader):
         return self._sample
 
     def facts(self, parts: Sequence[Part], episodes: EpisodeTable) -> Facts:
-        return Facts(self.found.counts(), self.found.notes, self._parts()[1], self.found.spaces)
+        return Facts(self.found.counts(), self.found.notes, [], self.found.spaces)
 
     # -- what the manifest says ----------------------------------------------------------------------------------------
 
