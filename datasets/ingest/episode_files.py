@@ -33,11 +33,10 @@ from .reader import Reader
 from .records import ConvertOptions, Expectation, PartSpec, RawObject, count_notes
 from .request import select_numbered
 from .trajectories import Column, column_difference, count_outcomes, schema_of, to_rewards
-from .unit import Facts, PartContents, Unit
+from .unit import Facts, Part, Unit
 
 if TYPE_CHECKING:
     from ...storage.episodes import EpisodeTable
-    from .part import Part
 
 _SENTENCES = {
     "empty_episodes": "{n:episode without a step was|episodes without a step were} left out.",
@@ -253,10 +252,10 @@ class EpisodesUnit(Unit):
     paths: Mapping[str, Path] = field(default_factory=dict, kw_only=True)
     fetched: int = field(default=0, kw_only=True)
 
-    def fits(self, record: PartContents) -> bool:
+    def fits(self, part: Part) -> bool:
         """Whether the part was read from these objects, as far as their place states what they are: an interrupted run may be
         continued with another mirror."""
-        objects = record.about.get("objects", ())
+        objects = part.about.get("objects", ())
         return len(objects) == len(self.group.objects) and all(map(_is_of, objects, self.group.objects))
 
     @contextmanager

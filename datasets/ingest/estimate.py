@@ -73,7 +73,7 @@ def estimate_work(
         )
     assert lead is not None
     specs = [unit.spec for unit in units if unit.index not in done and unit.spec]
-    states, steps, episodes = sum(spec.states for spec in specs), lead.record.steps, lead.record.episodes
+    states, steps, episodes = sum(spec.states for spec in specs), lead.steps, lead.episodes
     disk = steps * _small_row(reader) + episodes * _EPISODE
     if states:
         disk += int(states * (old.bytes_of_state() if old else bytes_of_state(reader, samples)))

@@ -2,7 +2,7 @@
 
     .parts/<unit>.<n>/<leaf>.<section>.rows, .lengths      the rows of a leaf (`storage.part_file`)
     .parts/<unit>.<n>/.bits.<section>.rows                 how each step ends (`block`)
-    .parts/<unit>.<n>/part.json                            the record (`unit.PartContents`)
+    .parts/<unit>.<n>/part.json                            the record (`unit.Part`)
 
 A part that is there, and whose record fits its unit, is not made again. A unit that can be continued in its middle
 (`Block.mark`) becomes several parts, one after the other.
@@ -32,7 +32,7 @@ from ..workers.task import OnBlock
 from .block import END_CUT, END_TERMINATED, END_TRUNCATED, ENDS, Block, CopiedRows, Rows, RowsSink, final_states, lazy
 from .dictionary import dictionary_path, store_dictionaries, trained_leaves
 from .trajectories import column_difference, columns_of
-from .unit import BITS, LEAD, Part, PartContents, PartRows, PartSection, Unit, stem_of
+from .unit import BITS, LEAD, Part, PartRows, PartSection, Unit, stem_of
 
 #: Bytes and rows that a dictionary is trained on, where a reader gives no sample: the first ones.
 SAMPLE_BYTES, SAMPLE_ROWS = 24 << 20, 1500
@@ -81,7 +81,7 @@ class PartTask:
 
     def _write(self, unit: Unit, on_block: OnBlock) -> Schema:
         before = parts_of(self.folder, unit)
-        number, resume = len(before), before[-1].record.goes_on if before else None
+        number, resume = len(before), before[-1].goes_on if before else None
         began = kept = time.monotonic()
         writer = _PartWriter(self, unit, number, self.schema)
         try:
@@ -115,7 +115,7 @@ class _BegunError(Exception):
         self.schema = schema
 
 
-def count_steps(unit: Unit, on_block: OnBlock) -> PartContents:
+def count_steps(unit: Unit, on_block: OnBlock) -> Part:
     """Read a unit, and write nothing: what a dry run needs of a lead."""
     steps = episodes = 0
     about: Mapping[str, Any] = {}
@@ -125,7 +125,7 @@ def count_steps(unit: Unit, on_block: OnBlock) -> PartContents:
             episodes += int(np.count_nonzero(block.bits & ENDS))
         about = about if block.record is None else block.record
         on_block(block.done, block.fetched, block.retries)
-    return PartContents(unit.index, "", [], [], dict(about), steps, episodes)
+    return Part(unit.index, "", [], [], dict(about), steps, episodes)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class _PartWriter:
         self._sample: list[tuple[RowsFile, np.ndarray]] | None = None
         self._about: Mapping[str, Any] = {}
         self._steps = self._episodes = 0
-        self._marked: PartContents | None = None
+        self._marked: Part | None = None
         self._take_schema(schema)
 
     def _take_schema(self, schema: Schema) -> None:
@@ -270,9 +270,9 @@ class _PartWriter:
         self._marked = self._record(mark)
         return True
 
-    def _record(self, mark: Any) -> PartContents:
+    def _record(self, mark: Any) -> Part:
         unit = self._unit
-        return PartContents(
+        return Part(
             unit.index,
             unit.identity,
             [leaf.to_json() for leaf in self.schema],
@@ -294,7 +294,7 @@ class _PartWriter:
             raise RbdataError("there is no mark")
         self._keep(self._marked)
 
-    def _keep(self, record: PartContents) -> None:
+    def _keep(self, record: Part) -> None:
         sections = []
         for one, section in zip(record.sections, self._sections.values()):
             leaves = {
@@ -362,7 +362,8 @@ def part_folder(folder: Path, unit: int, number: int) -> Path:
 def read_part(folder: Path) -> Part | None:
     """The part in a folder; None where it is not whole."""
     try:
-        return Part(folder, msgspec.convert(read_sealed(folder / PART_RECORD), PartContents))
+        part = msgspec.convert(read_sealed(folder / PART_RECORD), Part)
+        return msgspec.structs.replace(part, where=str(folder))
     except msgspec.ValidationError:
         return None
 
@@ -371,7 +372,7 @@ def parts_of(folder: Path, unit: Unit) -> list[Part]:
     """The parts of a unit that fit it, in order; the last one is unfinished where its record has ``goes_on``."""
     found: list[Part] = []
     while not (found and found[-1].is_last) and (part := read_part(part_folder(folder, unit.index, len(found)))):
-        if not unit.fits(part.record):
+        if not unit.fits(part):
             break
         found.append(part)
     return found

@@ -181,7 +181,7 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
         return estimate_fetch(reader, place, bytes_left(reader, folder))
     with _opened(reader, paths_of(reader) if expected is None else {}, request):
         unit = reader.lead()
-        lead = Part(place.working, count_steps(unit, _planned(listener, unit))) if unit else None
+        lead = count_steps(unit, _planned(listener, unit)) if unit else None
         units = reader.units(lead)
         done = {unit.index for unit in units if folder is not None and is_done(parts_of(folder, unit))}
         done.update(range(common(old, units)))

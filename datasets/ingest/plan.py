@@ -24,11 +24,10 @@ from .part import parts_of
 from .reader import Reader
 from .request import Estimate, Listener, Request
 from .trajectories import columns_of
-from .unit import Part, PartContents, PartSection, SampleRows, Unit
+from .unit import Part, PartSection, SampleRows, Unit
 
 
-@dataclass(frozen=True)
-class OldPart(Part):
+class OldPart(Part, frozen=True, kw_only=True):
     """A part whose rows a smaller dataset holds: the pieces of each large leaf."""
 
     old: Mapping[str, Sequence[Piece]]
@@ -64,7 +63,7 @@ class Plan:
         self.parts = {unit.index: parts_of(self.work.folder, unit) for unit in self.units}
         for unit in self.units:
             if self.parts[unit.index]:
-                self.take_leaves(self.parts[unit.index][0].record.leaves)
+                self.take_leaves(self.parts[unit.index][0].leaves)
         self._prepare_dictionaries()
         if self.work.part_folders():
             self._drop_damaged()
@@ -97,7 +96,7 @@ class Plan:
         except (OSError, DamagedDatasetError):
             return None
         section, about = PartSection((unit.index,), 0, {}), {"crc32c": part["object"]["crc32c"]}
-        return OldPart(self.old.folder, PartContents(unit.index, "", [], [section], about, 0, 0), pieces)
+        return OldPart(unit.index, "", [], [section], about, 0, 0, where=str(self.old.folder), old=pieces)
 
     def _prepare_dictionaries(self) -> None:
         """Keep the dictionaries that an interrupted run stored, or make them: given ones, or trained on the reader's sample.

@@ -59,9 +59,9 @@ class Unit:
         when the part is there, or with what went wrong."""
         return nullcontext(self)
 
-    def fits(self, record: PartContents) -> bool:
-        """Whether a part with this record is one of this unit."""
-        return record.identity == self.identity
+    def fits(self, part: Part) -> bool:
+        """Whether a part is one of this unit."""
+        return part.identity == self.identity
 
 
 class PartRows(msgspec.Struct, frozen=True):
@@ -89,10 +89,12 @@ class PartSection(msgspec.Struct, frozen=True):
         return bits.rows if bits else 0
 
 
-class PartContents(msgspec.Struct, frozen=True):
-    """What is written of a part: the unit that it was made of, its leaves and sections, what the unit said of itself
-    (`Block.record`), the steps and the ends of episodes in it, and where the next part of the unit goes on (None: the unit ends
-    here)."""
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A finished part of a unit, as its record states it: its leaves and sections, what the unit said of itself
+    (`Block.record`), the steps and the ends of episodes in it, and where the next part goes on (None: the unit ends here).
+
+    ``where`` is its folder, which the record does not state.
+    """
 
     unit: int
     identity: str
@@ -102,38 +104,16 @@ class PartContents(msgspec.Struct, frozen=True):
     steps: int
     episodes: int
     goes_on: Any = None
-
-
-@dataclass(frozen=True)
-class Part:
-    """A finished part of a unit, in a folder."""
-
-    folder: Path
-    record: PartContents
+    where: str = ""
 
     @property
-    def unit(self) -> int:
-        """The index of its unit."""
-        return self.record.unit
-
-    @property
-    def about(self) -> Mapping[str, Any]:
-        """What the unit said of itself (`Block.record`)."""
-        return self.record.about
-
-    @property
-    def sections(self) -> Sequence[PartSection]:
-        return self.record.sections
-
-    @property
-    def steps(self) -> int:
-        """How many steps it has."""
-        return self.record.steps
+    def folder(self) -> Path:
+        return Path(self.where)
 
     @property
     def is_last(self) -> bool:
         """Whether the unit ends with it."""
-        return self.record.goes_on is None
+        return self.goes_on is None
 
     @property
     def is_empty(self) -> bool:

@@ -29,7 +29,7 @@ from ...ingest.block import Block, LazyRows, final_states
 from ...ingest.counted_stream import CountedStream
 from ...ingest.records import ConvertOptions, PartSpec, RawObject
 from ...ingest.request import select_numbered
-from ...ingest.unit import BITS, LEAD, Facts, Part, PartContents, Unit
+from ...ingest.unit import BITS, LEAD, Facts, Part, Unit
 from .raw_files import DQN_REPLAY, FRAME, Shard
 from .reader import ROW_BYTES, SPACES, RunReader, describe
 from .ring import PartPlan, RingArrays, RingPlanner, Steps
@@ -93,10 +93,10 @@ class FrameUnit(Unit):
     goes_on: bool
     apart: bool
 
-    def fits(self, record: PartContents) -> bool:
+    def fits(self, part: Part) -> bool:
         """As far as its place states what the object is."""
-        about = record.about  # empty where it has no rows
-        return record.identity == self.identity and (not about or self.obj.may_hold(about["size"], about["crc32c"]))
+        about = part.about  # empty where it has no rows
+        return part.identity == self.identity and (not about or self.obj.may_hold(about["size"], about["crc32c"]))
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
         part = self.part

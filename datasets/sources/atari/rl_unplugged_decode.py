@@ -39,7 +39,7 @@ from ...formats.png import SIDE, PngError, decode_frames
 from ...formats.tfrecord import Value, WireError, parse_example, read_records
 from ...ingest.block import END_CUT, END_TERMINATED, END_TRUNCATED, Block
 from ...ingest.counted_stream import CountedStream
-from ...ingest.unit import PartContents, Unit
+from ...ingest.unit import Part, Unit
 from .raw_files import RunFile
 from .reader import ROW_BYTES
 from .ring import MAX_ACTION
@@ -250,10 +250,10 @@ class UnpluggedUnit(Unit):
     unknown_next: str
     time_limit: int
 
-    def fits(self, record: PartContents) -> bool:
+    def fits(self, part: Part) -> bool:
         """As far as its place states what the object is."""
-        about = record.about
-        return record.identity == self.identity and self.obj.may_hold(about["size"], about["crc32c"])
+        about = part.about
+        return part.identity == self.identity and self.obj.may_hold(about["size"], about["crc32c"])
 
     def blocks(self, resume: Any, threads: int) -> Iterator[Block]:
         ended, silent, unclipped = list[tuple[int, ...]](), 0, 0
