@@ -3,7 +3,7 @@
     unfinished   ``.NAME.writing``: the next run of the same command continues it
     replaced     ``.NAME.old``: a replaced dataset, left by a killed process
     lock         ``.NAME.lock*`` of an ended process
-    part         ``*.part``, ``*.part.json`` and the like inside a finished dataset
+    part         ``*.part``, ``*.part.json``, ``*.part.lock`` of raw files that were not fetched to their ends
     raw          ``.raw``: kept by ``download --keep-raw``
     empty        a folder for a dataset that a killed process created or did not remove
 
@@ -30,7 +30,7 @@ from .ingest.raw_files import FOLDER as RAW_FOLDER
 
 Kind = Literal["unfinished", "replaced", "lock", "part", "raw", "empty"]
 _BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<kind>writing|old|lock(?:\.\w+)?)")
-_INSIDE = re.compile(r".+\.part(?:\.json(?:\.tmp)?|\.lock)?|rbdata\.json\.tmp")
+_PART = re.compile(r".+\.part(?:\.json(?:\.tmp)?|\.lock)?")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def find_leftovers(root: str | os.PathLike[str] | None = None, *, raw: bool = Fa
     found = list(_walk(top)) if top.is_dir() else []
     raw_folder = top / RAW_FOLDER
     if raw_folder.is_dir():
-        parts = [path for path in files_below(raw_folder) if path.is_file() and _INSIDE.fullmatch(path.name)]
+        parts = [path for path in files_below(raw_folder) if path.is_file() and _PART.fullmatch(path.name)]
         busy = [path for path in parts if is_being_fetched(path)]
         if raw and not busy:
             found.append(Leftover("", "raw", raw_folder, disk_use(raw_folder)))
@@ -65,8 +65,7 @@ def leftovers_of(place: DatasetPlace) -> list[Leftover]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     beside = _beside(place.root, place.path.parent, names)
-    found = [one for one in beside if one.id == place.id and one.kind != "unfinished"]
-    return [*found, *(_inside(place.id, place.path) if place.exists() else ())]
+    return [one for one in beside if one.id == place.id and one.kind != "unfinished"]
 
 
 def remove_leftovers(leftovers: Iterable[Leftover], root: str | os.PathLike[str] | None = None) -> list[Leftover]:
@@ -131,7 +130,6 @@ def _walk(top: Path) -> Iterator[Leftover]:
         names[:] = [name for name in names if not name.startswith(".")]
         if FILENAME in files:
             names.clear()
-            yield from _inside(here.relative_to(top).as_posix(), here)
 
 
 def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
@@ -151,12 +149,6 @@ def _beside(top: Path, here: Path, names: Iterable[str]) -> Iterator[Leftover]:
         only_copy = kind == "replaced" and not os.path.lexists(place.path) and (path / FILENAME).is_file()
         if not (finished or only_copy or place.lock().is_held()):
             yield Leftover(dataset_id, kind, path, disk_use(path))
-
-
-def _inside(dataset_id: str, folder: Path) -> Iterator[Leftover]:
-    for path in sorted(files_below(folder)):
-        if _INSIDE.fullmatch(path.name) and path.is_file():
-            yield Leftover(dataset_id, "part", path, disk_use(path))
 
 
 def _remove(path: Path) -> None:

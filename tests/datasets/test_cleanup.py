@@ -36,7 +36,6 @@ def place(sound, tmp_path) -> DatasetPlace:
     shutil.copytree(sound, place.old)
     for name in (".test.lock", ".test.lock.0123456789abcdef0123456789abcdef"):
         (place.path.parent / name).write_text(GONE)
-    (place.path / "action.memmap.part.json").write_text("{}")
     other = place.path.parent / ".other.writing"
     other.mkdir()
     (other / "run.json").write_text('{"fingerprint": "x"}')
@@ -45,7 +44,7 @@ def place(sound, tmp_path) -> DatasetPlace:
 
 def test_all_are_found_and_removed_and_the_dataset_stays(place, sound):
     found = find_leftovers(place.root)
-    assert sorted(one.kind for one in found) == ["lock", "lock", "part", "replaced", "unfinished"]
+    assert sorted(one.kind for one in found) == ["lock", "lock", "replaced", "unfinished"]
     assert remove_leftovers(found, place.root) == []
     assert [path.name for path in place.path.parent.iterdir()] == ["test"]
     assert contents(place.path) == contents(sound)
@@ -56,7 +55,7 @@ def test_what_a_process_uses_stays(place):
     found = find_leftovers(place.root)
     (place.path.parent / ".test.lock").unlink()
     with place.lock():
-        assert [one.kind for one in find_leftovers(place.root)] == ["unfinished", "part"]
+        assert [one.kind for one in find_leftovers(place.root)] == ["unfinished"]
         busy = remove_leftovers(found, place.root)
     assert {one.id for one in busy} == {ID}
     assert place.old.is_dir() and not (place.path.parent / ".other.writing").exists()
@@ -75,7 +74,6 @@ def test_the_next_download_of_a_complete_dataset_cleans_up(tmp_path):
     path = download(request).path
     place = DatasetPlace(tmp_path, request.id)
     shutil.copytree(path, place.old)
-    (path / "action.memmap.part.json").write_text("{}")
     assert download(request).action == "complete"
     assert leftovers_of(place) == [] and [one.name for one in path.parent.iterdir()] == [path.name]
     assert (tmp_path / ".raw").is_dir()
@@ -92,7 +90,7 @@ def test_the_command_asks_shows_and_deletes(place, capsys, monkeypatch):
     code, answer, notes = call()
     assert (code, answer) == (2, "") and "--yes" in notes
     code, answer, notes = call("--dry-run")
-    assert code == 0 and len(answer.splitlines()) == 6 and "would delete 5 left-overs" in notes
+    assert code == 0 and len(answer.splitlines()) == 5 and "would delete 4 left-overs" in notes
     code, answer, _ = call("--yes", "--json")
     assert code == 0 and all(one["deleted"] for one in json.loads(answer)["leftovers"])
     assert call("--yes")[2].splitlines()[-1] == "nothing to delete"
