@@ -102,13 +102,14 @@ def test_extra_leaves_with_other_options(made, options):
             assert np.array_equal(batch[name].numpy(), truth[name][batch["index"].numpy()])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_loader_workers_and_pickles(made):
     folder, episodes = made
     truth = truth_of(episodes)
     buffer = rbdata.load(folder, batch_size=5, extra=EXTRA, normalize="observation", seed=3)
     copied = pickle.loads(pickle.dumps(as_read(buffer)))
     assert torch.equal(copied["return_to_go"], torch.from_numpy(truth["return_to_go"]).float())
-    for batch in buffer.as_iterable(4).loader(num_workers=1, multiprocessing_context="forkserver"):
+    for batch in buffer.as_iterable(4).loader(num_workers=1, multiprocessing_context="fork"):
         assert np.array_equal(batch["return_to_go"].numpy(), truth["return_to_go"][batch["index"].numpy()])
 
 

@@ -281,6 +281,7 @@ def test_unlike_datasets(pair, root):
             call(a)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_view_is_pickled_and_reads_in_loader_workers(pair):
     a, b = pair
     view = rbdata.concat([a, b]).select(steps=slice(3, 70))
@@ -289,7 +290,7 @@ def test_a_view_is_pickled_and_reads_in_loader_workers(pair):
     assert_equal(again.to_tensordict(), view.to_tensordict())
     buffer = rbdata.load(view, batch_size=16, seed=0, replacement=False)
     seen = torch.cat(
-        [batch["index"] for batch in buffer.as_iterable().loader(num_workers=2, multiprocessing_context="forkserver")]
+        [batch["index"] for batch in buffer.as_iterable().loader(num_workers=2, multiprocessing_context="fork")]
     )
     assert sorted(seen.tolist()) == list(range(len(view)))
 
