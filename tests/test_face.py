@@ -213,11 +213,11 @@ def test_an_empty_text_is_not_an_argument_left_out(name, use, tmp_path, monkeypa
 
 
 def test_numbered_columns_are_named_by_a_pattern(tmp_path):
-    columns = {name: torch.zeros(4) for name in ("obs_0", "obs_1", "action", "reward", "done")}
+    columns = {name: torch.zeros(4) for name in ("x_0", "x_1", "action", "reward", "done")}
     with pytest.raises(UsageError) as refused:
         rbdata.from_arrays(columns, "my/x", root=tmp_path)
     assert "--map observation=obs_*" in str(refused.value)
-    path = rbdata.from_arrays(columns, "my/x", map={"observation": "obs_*"}, root=tmp_path)
+    path = rbdata.from_arrays(columns, "my/x", map={"observation": "x_*"}, root=tmp_path)
     assert rbdata.open_dataset(path)["observation"].shape[1:] == (2,)
 
 

@@ -1,4 +1,4 @@
-"""The tables of an HDF5 file: arrays of any names, a group per episode, and what d3rlpy writes."""
+"""The tables of an HDF5 file: arrays of any names, a group per episode, and what d3rlpy and Tianshou write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....errors import CorruptSourceError, UsageError
 from ...formats.hdf5 import damage_reported, unread_part
 from .files import EPISODE, natural
 from .roles import NAMES
-from .stored import Hdf5Files, Hdf5Rows
+from .stored import Hdf5Files, Hdf5Rows, Ring
 from .tables import Table
 
 
@@ -21,14 +21,16 @@ def open_hdf5(path: Path, files: Hdf5Files) -> list[Table]:
     """The tables of a file. Raises CorruptSourceError, UsageError."""
     with damage_reported(path.name):
         top = files.open(path)["/"]
-        members = _members(top)
+        group, members = top, _members(top)
         while len(members) == 1:  # what all lies in
             (inner,) = members.values()
             if not isinstance(inner, h5py.Group) or _is_episode(inner):
                 break
-            members = _members(inner)
+            group, members = inner, _members(inner)
         if {"columns", "num_episodes"} <= set(members):
             return _d3rlpy_tables(members, files, path)
+        if "_meta" in members:
+            return [_tianshou_table(group.attrs, members, files, path)]
         beside: dict[str, Any] = {}
         episodes = _episodes(members)
         if not episodes and isinstance(members.get("data"), h5py.Group):  # robomimic: data/demo_0, mask/...
@@ -65,6 +67,19 @@ def _d3rlpy_tables(members: Mapping[str, Any], files: Hdf5Files, path: Path) -> 
             values |= {key: Hdf5Rows(files, path, members[one]) for key, one in parts.items()}
         tables.append(Table(f"{path.name}: episode {number}", values, is_episode=True))
     return tables
+
+
+def _tianshou_table(attributes: Any, members: Mapping[str, Any], files: Hdf5Files, path: Path) -> Table:
+    """The rows of a ring that Tianshou's ``ReplayBuffer.save_hdf5`` wrote, from the oldest one on."""
+    if "_size" not in attributes:
+        message = f"{path.name} is a file of Tianshou that holds a ring for each of several environments"
+        raise UsageError(message, hint="save each of them: buffer.buffers[0].save_hdf5(PATH)")
+    filled = int(attributes["_size"])
+    begin = int(attributes.get("_insertion_idx", attributes.get("_index", 0)))
+    begin = begin % filled if filled and filled == int(attributes.get("maxsize", filled)) else 0
+    table = _table(path.name, members["_meta"], files, path)
+    values = {f"_meta/{name}": Ring(rows, filled, begin) for name, rows in table.values.items() if rows.shape}
+    return Table(path.name, values, {f"_meta/{name}": why for name, why in table.unreadable.items()})
 
 
 def _members(group: Any) -> dict[str, Any]:

@@ -74,10 +74,12 @@ BOUNDARIES = ("episode", "episode_lengths", "episode_ends")
 _SIMULATOR = ("state", "states", "next_state", "next_states")
 #: The roles that TED has under ``next``.
 _TED = {names[0]: role for role, names in NAMES.items() if names[0].startswith("next/")}
-#: The group that other libraries put all rows into.
-_OUTER = "data/"
+#: Groups that other libraries put all rows into: Tianshou's is ``_meta``.
+_OUTER = ("data/", "_meta/")
 #: What is between a group and an array in it; LeRobot has observation.state, MineRL observation$compass$angle.
 _SEPARATORS = "/.$"
+#: A name with a number at its end.
+_NUMBERED = re.compile(r"(.*?)[._]?\[?\d+\]?")
 #: Arrays that an error or a plan lists.
 _MOST_LISTED = 24
 
@@ -210,6 +212,18 @@ def rename_roles(arrays: Mapping[str, Any], where: str) -> dict[str, Any]:
     for role, leaves in found.items():
         keys |= {name: "next_" + key if role == "next_observation" else key for key, name in leaves.items()}
     return {keys.get(name, name): value for name, value in arrays.items()}
+
+
+def numbered_columns(arrays: Sequence[str], given: Iterable[str]) -> dict[str, list[str]]:
+    """The columns ``obs_0``, ``obs_1`` ... of a role that neither the keys ``given`` nor another array has, by role."""
+    known = {*_named(arrays), *(key.partition("/")[0] for key in given)}
+    found: dict[str, list[str]] = {}
+    for role in (one for one in _TREES if one not in known):
+        matches = [(name, _NUMBERED.fullmatch(name.lower())) for name in arrays]
+        columns = {name: match[1] for name, match in matches if match and match[1] in NAMES[role]}
+        if len(set(columns.values())) == 1:
+            found[role] = list(columns)
+    return found
 
 
 def check_flags(names: Iterable[str], where: str, also: str = "") -> None:

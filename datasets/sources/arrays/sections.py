@@ -2,8 +2,8 @@
 
 A group ``demo_0``, one of several files ``episode_3.npz``, a map with ``episode=0``: one episode, whatever flags are in it. So
 is one of several tables whose flags have one value, or that has one observation more than it has steps. Files
-``train-00000-of-00002`` are parts of one table, in which an episode may go on from file to file. Any other table ends with an
-episode.
+``train-00000-of-00002``, and files whose steps are numbered on from those of the file before, are parts of one table, in which
+an episode may go on from file to file. Any other table ends with an episode.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from .roles import Roles
 from .rows import flags_of
 from .stored import Concatenated
 from .tables import Table
+
+#: The names of arrays that number the steps of an episode.
+_STEPS = ("step", "steps", "step_id", "step_index", "step_count", "timestep", "timesteps", "time_step", "frame_index")
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,27 @@ def sections_of(tables: Sequence[Table], roles: Roles, whole: bool) -> list[Sect
     for table in tables:
         if not roles.rows(table.arrays):
             raise UsageError(f"{table.name} has no rows")
-        is_part = table.is_part and not whole and roles.states(table.arrays) == roles.rows(table.arrays)
-        if is_part and groups and groups[-1][-1].is_part:
+        is_alike = not whole and roles.states(table.arrays) == roles.rows(table.arrays)
+        if is_alike and groups and _goes_on(groups[-1][-1], table, roles):
             groups[-1].append(table)
         else:
             groups.append([table])
     several = len(tables) > 1
     return [Section(_joined(group, roles), whole or _is_episode(group[0], roles, several)) for group in groups]
+
+
+def _goes_on(before: Table, table: Table, roles: Roles) -> bool:
+    """Whether two files are parts of one table, by their names or the numbers of the steps at their edges."""
+    if before.is_episode or table.is_episode or (before.is_part and table.is_part):
+        return before.is_part and table.is_part
+    keys = {key.lower().rpartition("/")[2]: name for key, name in roles.extra.items()}
+    number = next(
+        (name for key, name in keys.items() if key in _STEPS and table.arrays[name].shape[1:] in ((), (1,))), None
+    )
+    if number is None:
+        return False
+    last = before.arrays[number].shape[0]
+    return bool(table.read(number, 0, 1).item() > before.read(number, last - 1, last).item())
 
 
 def _is_episode(table: Table, roles: Roles, several: bool) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from ....errors import UsageError, reason
 from ...ingest.spaces import as_array
 from .files import natural
-from .roles import ArrayInfo, Given, is_named
+from .roles import ArrayInfo, Given, is_named, numbered_columns
 from .stored import Columns
 
 
@@ -103,12 +103,14 @@ def leave_out(tables: Sequence[Table], names: str) -> dict[str, str]:
 
 def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | float]:
     """A map without entries of several arrays: the numbers and vectors of ``["x", "y"]``, ``"x,y"`` or ``"joint_*"`` become one
-    array ``[n, width]``, which the table gets.
+    array ``[n, width]``, which the table gets. So do ``obs_0``, ``obs_1`` ... without a map.
 
     Raises UsageError for arrays with other shapes, or with different numbers of rows, and for entries of other types.
     """
     plain: dict[str, str | float] = {}
-    for key, value in given.items():
+    named = {name for value in given.values() if isinstance(value, (str, Sequence)) for name in _names(table, value)}
+    numbered = numbered_columns([name for name in table.values if name not in named], given)
+    for key, value in {**{role: sorted(names, key=natural) for role, names in numbered.items()}, **given}.items():
         if isinstance(value, bytes) or not isinstance(value, (str, int, float, Sequence)):
             message = f"{table.name}: the map gives {key} as {value!r}"
             raise UsageError(message, hint="an entry is the name of an array, several names, or a number (reward=0)")

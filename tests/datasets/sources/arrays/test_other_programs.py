@@ -207,19 +207,20 @@ def test_one_demonstration_without_a_flag_is_an_episode(kind: str, more_states: 
     assert lengths(convert(path, **options)) == [5 + more_states]
 
 
-@pytest.mark.parametrize("numbered", [False, True])
+@pytest.mark.parametrize("numbered", ["", "episode", "frame_index"])
 @pytest.mark.parametrize("edges, with_next", [([1, 2, 3, 9], False), ([4], False), ([3, 5, 8, 11], True)])
-def test_an_episode_goes_on_in_the_next_part(numbered: bool, edges: list[int], with_next: bool, tmp_path: Path) -> None:
-    """Files of equal sizes, whatever the episodes are; their names say so."""
+def test_an_episode_goes_on_in_the_next_part(numbered: str, edges: list[int], with_next: bool, tmp_path: Path) -> None:
+    """Files of equal sizes, whatever the episodes are; their names say so, or the numbers of their steps."""
+    step = np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2])
     ends = [3, 8, 11]
     columns = {**steps(12), "terminated": np.isin(np.arange(12), ends), "truncated": np.zeros(12, bool)}
     columns |= {"next_obs": columns["obs"] + 1} if with_next else {}
-    columns |= {"episode": np.repeat([5, 6, 7], [4, 5, 3])} if numbered else {}
+    columns |= {numbered: np.repeat([5, 6, 7], [4, 5, 3]) if numbered == "episode" else step} if numbered else {}
     whole = rbdata.open_dataset(rbdata.from_arrays(columns, "my/whole"))
     parts = [0, *edges, 12]
     for k, (low, high) in enumerate(itertools.pairwise(parts)):
-        name = f"part-{k}.npz" if numbered else f"train-{k:05d}-of-{len(edges) + 1:05d}.npz"
-        np.savez(tmp_path / name, **{key: value[low:high] for key, value in columns.items()})
+        name = {"episode": f"part-{k}", "frame_index": f"train-{k}"}.get(numbered, f"x-{k:05d}-of-{len(edges) + 1:05d}")
+        np.savez(tmp_path / f"{name}.npz", **{key: value[low:high] for key, value in columns.items()})
     dataset = convert(tmp_path)
     assert lengths(dataset) == lengths(whole) == [4, 5, 3]
     for key in whole[:].keys(include_nested=True, leaves_only=True):
@@ -270,6 +271,27 @@ def test_the_dump_of_a_d3rlpy_buffer_is_its_episodes(several: bool, tmp_path: Pa
         del file["actions_7"]
     with pytest.raises(CorruptSourceError, match="actions_7 is not there"):
         convert(tmp_path / "buffer.h5", force=True)
+
+
+@pytest.mark.parametrize(("steps", "cursor"), [(6, "_insertion_idx"), (10, "_index"), (13, "_insertion_idx")])
+def test_the_ring_of_a_tianshou_buffer_is_read_in_order(cursor: str, steps: int, tmp_path: Path) -> None:
+    """``save_hdf5`` writes the whole ring, and how many of its rows were written."""
+    t, size = np.zeros(10, int), min(steps, 10)
+    for k in range(steps):
+        t[k % 10] = k
+    meta = {"obs": np.stack([t, t], 1), "obs_next": np.stack([t + 1, t + 1], 1), "act": t, "rew": t * 2.0}
+    meta |= {"terminated": t % 4 == 3, "truncated": np.zeros(10, bool), "done": t % 4 == 3}
+    path = write_hdf5(tmp_path / "buffer.hdf5", {f"_meta/{name}": value for name, value in meta.items()})
+    with h5py.File(path, "a") as file:
+        file["_indices"] = np.arange(10)
+        file.attrs.update({"_size": size, cursor: steps % 10, "maxsize": 10, "stack_num": 1})
+    dataset, kept = convert(path), np.arange(steps - size, steps)
+    np.testing.assert_array_equal(dataset[:]["action"].numpy(), kept)
+    np.testing.assert_array_equal(dataset[:]["next", "terminated"].numpy()[:, 0], kept % 4 == 3)
+    with h5py.File(path, "a") as file:  # as a buffer for each of several environments is written
+        del file.attrs["_size"]
+    with pytest.raises(UsageError, match="a ring for each of several environments"):
+        convert(path, force=True)
 
 
 def test_the_hint_for_arrays_of_several_environments_keeps_the_steps_of_each_together() -> None:

@@ -84,8 +84,7 @@ def test_the_same_arrays_come_out(name: str, tmp_path: Path) -> None:
     with open_tables(tmp_path / name, tmp_path / "scratch") as tables:
         (table,) = tables
         if name.endswith((".csv", ".tsv")):
-            obs = join_columns(table, {"observation": "obs_*"})["observation"]
-            table.values["obs"] = table.values.pop(str(obs))
+            table.values["obs"] = table.values.pop(str(join_columns(table, {})["observation"]))
         assert set(data) <= set(table.arrays)
         for key, values in data.items():
             found = table.read(key, 0, N)
@@ -357,6 +356,23 @@ def test_a_file_that_this_program_has_open_is_not_called_damaged(mode: str, sour
     with h5py.File(tmp_path / "mine.hdf5", locking=False):
         path = rbdata.convert(tmp_path / "mine.hdf5", "my/open", **options)
     assert len(rbdata.open_dataset(path)) == 8
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "joined"),
+    [
+        ("obs_10 obs_2 act", {}, {"observation": "obs_2,obs_10"}),
+        ("obs_0 obs_1 observation", {}, {}),
+        ("obs_0 obs_1 x", {"observation": "x"}, {"observation": "x"}),
+        ("obs_0 obs_1 state_0", {}, {}),
+        ("obs_0 obs_1", {"goal": "obs_1"}, {"observation": "obs_0", "goal": "obs_1"}),
+        ("joint_0 action[0] action[1]", {}, {"action": "action[0],action[1]"}),
+    ],
+)
+def test_numbered_columns_of_a_role_are_joined(names: str, given: dict[str, str], joined: dict[str, str]) -> None:
+    """Unless the map or another array has the role."""
+    table = memory_table({name: np.arange(3) for name in names.split()})
+    assert join_columns(table, given) == joined
 
 
 @pytest.mark.parametrize(("one", "other"), [(6, 4), (4, 6)])
