@@ -55,7 +55,7 @@ class _Bar(Display):
     def __exit__(self, kind: object, *_: object) -> None:
         if self._screen.live.is_started:
             self._draw(*(("", 1.0) if kind is None else ("stopped", 0.0)))
-        self._screen.stop()
+            self._screen.stop()
 
     def phase(self, what: str, words: str = "") -> None:
         self._draw(what, None)

@@ -70,14 +70,14 @@ class PartTask:
     def label(self) -> str:
         return self.unit.name
 
-    def __call__(self, on_block: OnBlock) -> dict[str, Any]:
-        """Returns the leaves of the unit as ``leaves``; the parts are in the folder."""
+    def __call__(self, on_block: OnBlock) -> Schema:
+        """Returns the leaves of the unit; the parts are in the folder."""
         try:
             with self.unit.prepared(self.folder, on_block) as unit:
-                schema = self._write(unit, on_block)
+                return self._write(unit, on_block)
         except _BegunError as begun:
-            schema = begun.schema
-        return {"leaves": [leaf.to_json() for leaf in schema]}
+            schema: Schema = begun.args[0]
+            return schema
 
     def _write(self, unit: Unit, on_block: OnBlock) -> Schema:
         before = parts_of(self.folder, unit)
@@ -109,10 +109,6 @@ class PartTask:
 
 class _BegunError(Exception):
     """The leaves and their dictionaries are known, and other units wait for them; the files of this one are kept for it."""
-
-    def __init__(self, schema: Schema) -> None:
-        super().__init__()
-        self.schema = schema
 
 
 def count_steps(unit: Unit, on_block: OnBlock) -> Part:

@@ -295,8 +295,8 @@ def _workers(plan: Plan, count: int, reading: Engine) -> AbstractContextManager[
 
 
 def _do(plan: Plan, tasks: Sequence[PartTask], engine: Engine) -> None:
-    for index, record in engine.run(operator.call, tasks, plan.listener.on_progress):
-        plan.take_leaves(record["leaves"])
+    for index, schema in engine.run(operator.call, tasks, plan.listener.on_progress):
+        plan.take_schema(schema)
         plan.parts[index] = parts_of(plan.work.folder, plan.units[index])
         if is_done(plan.parts[index]):
             plan.listener.on_part_done(index)

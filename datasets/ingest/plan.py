@@ -63,7 +63,7 @@ class Plan:
         self.parts = {unit.index: parts_of(self.work.folder, unit) for unit in self.units}
         for unit in self.units:
             if self.parts[unit.index]:
-                self.take_leaves(self.parts[unit.index][0].leaves)
+                self.take_schema(Schema(tuple(map(Leaf.from_json, self.parts[unit.index][0].leaves))))
         self._prepare_dictionaries()
         if self.work.part_folders():
             self._drop_damaged()
@@ -160,12 +160,11 @@ class Plan:
                 return parts[0]
         return None
 
-    def take_leaves(self, leaves: Sequence[Mapping[str, Any]]) -> None:
+    def take_schema(self, schema: Schema) -> None:
         """Take the leaves from the first part, where the reader does not know them; others are made like it (`PartTask`)."""
         reader = self.reader
-        if leaves and not reader.schema.leaves:
-            reader.schema = Schema(tuple(map(Leaf.from_json, leaves)))
-            reader.bulk, reader.columns = bulk_of(reader.schema), columns_of(reader.schema)
+        if not reader.schema.leaves and schema.leaves:
+            reader.schema, reader.bulk, reader.columns = schema, bulk_of(schema), columns_of(schema)
 
     def _check_digest(self) -> None:
         """Raise DatasetExistsError if the parts that are there were made from other data."""
