@@ -52,16 +52,15 @@ class PartSpec:
     """One part of the large leaves: consecutive state rows, filled by one task.
 
     ``object`` describes the remote object it comes from: name, size, crc32c. ``layout`` identifies which rows of the object
-    become which state rows: a part of equal layout and object has equal rows. ``number`` and ``first_state`` are None
-    for the only part of a D4RL dataset, whose manifests have never had them.
+    become which state rows: a part of equal layout and object has equal rows.
     """
 
     name: str
     states: int
     layout: str
     object: dict[str, Any]
-    number: int | None = None
-    first_state: int | None = None
+    number: int
+    first_state: int
     #: Bytes to be fetched to fill it.
     fetch_bytes: int = 0
 
@@ -72,7 +71,7 @@ class PartSpec:
     def to_json(self) -> dict[str, Any]:
         """The record in the manifest."""
         names = ("name", "number", "first_state", "states", "layout", "object")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,9 @@ def test_policies_with_state_are_reset_when_an_episode_begins(policy, num_envs, 
             "    def act(self, observations):\n        self.last = 1 - self.last\n        return self.last\n"
             "made = Alternating()\nreset, act = made.reset, made.act\n"
         )
-    dataset = rbdata.open_dataset(rbdata.record("CartPole-v1", policy, num_envs=num_envs, episodes=6, name="x"))
+    dataset = rbdata.open_dataset(
+        rbdata.record("CartPole-v1", policy, num_envs=num_envs, episodes=6, name="x", procs=0)
+    )
     assert len(dataset.episodes) == 6 and (dataset.episodes.outcomes == 1).all()
     starts = [int(dataset["action"][start]) for start in dataset.episodes.starts]
     assert starts == ([1] * 6 if policy == "pol.py" or num_envs == 2 else [0, 1] * 3)
@@ -104,17 +106,17 @@ def test_policies_with_state_are_reset_when_an_episode_begins(policy, num_envs, 
 
 
 def test_episodes_whole_and_shared_among_environments(capsys):
-    dataset = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=7, num_envs=3))
+    dataset = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=7, num_envs=3, procs=0))
     assert len(dataset.episodes) == 7 and dataset.manifest.counts["cut_episodes"] == 0
     assert command_line(["download", "gymnasium/tests/Counter-v0", "--episodes", "3", "--name", "alone"]) == 0
     assert "write 3 episodes to" in capsys.readouterr().err
-    alone = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=3, name="alone"))
+    alone = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=3, name="alone", procs=0))
     assert alone.episodes.lengths.tolist() == dataset.episodes.lengths.tolist()[:3] == [3, 1, 7]
     assert alone.manifest.source["options"]["episodes"] == 3
-    both = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=3, steps=5, name="both"))
+    both = rbdata.open_dataset(rbdata.record("tests/Counter-v0", episodes=3, steps=5, name="both", procs=0))
     assert len(both) == 5
     with pytest.raises(DatasetExistsError, match="episodes"):
-        rbdata.record("tests/Counter-v0", episodes=4, name="alone")
+        rbdata.record("tests/Counter-v0", episodes=4, name="alone", procs=0)
 
 
 def lean(observation):
@@ -154,11 +156,11 @@ def test_a_recording_that_is_there_is_not_made_again(here):
     assert policy.calls == 30
     with pytest.raises(DatasetExistsError, match="policy"):
         rbdata.record("CartPole-v1", lean, steps=30, name="once")
-    rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file")
+    rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file", procs=0)
     (here / "pol.py").write_text(POLICIES + "\n# edited\n")
     with pytest.raises(DatasetExistsError, match="a different version of the policy's file"):
-        rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file")
-    rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file", force=True)
+        rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file", procs=0)
+    rbdata.record("CartPole-v1", "pol.py:lean", steps=30, name="file", procs=0, force=True)
 
 
 def test_a_mirror_does_not_give_the_recording_of_another_policy(here, capsys):
@@ -206,7 +208,7 @@ def test_frames_are_measured_for_the_estimate(here):
         "gymnasium/tests/Frames-v0", root=Path("root"), options=ConvertOptions(extra={"steps": 700}), dry_run=True
     )
     estimate = download(request).estimate
-    made = rbdata.open_dataset(rbdata.record("tests/Frames-v0", steps=700))
+    made = rbdata.open_dataset(rbdata.record("tests/Frames-v0", steps=700, procs=0))
     dictionary = sum(file.stat().st_size for file in made.path.rglob("dictionary"))
     written = made.manifest.bytes - dictionary
     assert estimate is not None and written / 2 < estimate.disk_bytes < 3 * written

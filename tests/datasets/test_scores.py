@@ -158,7 +158,7 @@ def test_cut_episodes_have_no_score():
     pytest.importorskip("ale_py")
     from rbdata.datasets.card.overview import describe_episodes
 
-    rbdata.record("ALE/Breakout-v5", steps=20, name="cut", codec="raw")
+    rbdata.record("ALE/Breakout-v5", steps=20, procs=0, name="cut", codec="raw")
     cut = rbdata.open_dataset("ALE/Breakout-v5@cut")
     assert cut.episodes.outcomes.tolist() == [3] and np.isnan(cut.normalized_returns).all()
     found = rbdata.inspect("ALE/Breakout-v5@cut")

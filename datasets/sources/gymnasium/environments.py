@@ -6,7 +6,6 @@ An id with its arguments says what an environment is. An object does not: what i
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import sys
@@ -73,8 +72,7 @@ class Made:
             try:
                 return gymnasium.make(self.id, **self.arguments)
             except gymnasium.error.UnregisteredEnv as problem:
-                message = f"Gymnasium has no environment {self.id}: {problem}"
-                raise DatasetNotFoundError(message, hint=_nearest(self.id)) from problem
+                raise DatasetNotFoundError(f"Gymnasium has no environment {self.id}: {problem}", hint=_ALL) from problem
             except TypeError as problem:
                 if not self.arguments:
                     raise
@@ -104,13 +102,6 @@ class Made:
             if env.observation_space != first.observation_space or env.action_space != first.action_space:
                 message = f"environments of {self.id} have different spaces: they cannot be stepped together"
                 raise UsageError(message, hint="record them one by one: num_envs=1")
-
-
-def _nearest(name: str) -> str:
-    """The registered ids most similar to an unknown id."""
-    bare = {known.lower(): known for known in gymnasium.registry}
-    near = difflib.get_close_matches(name.lower(), list(bare), n=3, cutoff=0.6)
-    return f"did you mean {', '.join(bare[one] for one in near)}?" if near else _ALL
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def root(tmp_path, monkeypatch):
 
 
 def test_a_recorded_environment():
-    rbdata.record("FrozenLake-v1", steps=20, env_args={"is_slippery": False, "map_name": "8x8"})
+    rbdata.record("FrozenLake-v1", steps=20, procs=0, env_args={"is_slippery": False, "map_name": "8x8"})
     dataset = rbdata.open_dataset("FrozenLake-v1")
     env = dataset.make_env(render_mode="rgb_array")
     assert env.observation_space == gymnasium.spaces.Discrete(64) and env.action_space == dataset.action_space

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -105,27 +103,6 @@ def test_an_interrupted_download_is_continued_by_the_next_run(mirror, tmp_path):
     assert len(again) == 1 and again[0] and int(again[0].removeprefix("bytes=").rstrip("-")) >= 200_000
     assert content(dataset.path) == content(get(mirror, tmp_path / "2").path)
     assert [path.name for path in (tmp_path / "d4rl").iterdir() if not path.name.startswith(f".{NAME}.lock")] == [NAME]
-
-
-def test_a_killed_conversion_leaves_nothing_that_passes_for_a_dataset(mirror, tmp_path):
-    """Killed while rows are being written; the next run ends with the same bytes."""
-    code = (
-        "import os, signal, sys\n"
-        "from rbdata.datasets.formats.hdf5 import ChunkedRows\n"
-        "from rbdata.datasets.sources.d4rl import rows\n"
-        "rows._BLOCK_ROWS = 1000\n"
-        "plain = ChunkedRows.read\n"
-        "def dying(self, low, high):\n"
-        "    if low >= 5000: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return plain(self, low, high)\n"
-        "ChunkedRows.read = dying\n"
-        "import rbdata\n"
-        f"rbdata.download('d4rl/{NAME}', root=sys.argv[1], mirror=sys.argv[2], procs=0)\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code, str(tmp_path / "1"), str(mirror)], capture_output=True)
-    assert run.returncode == -9, run.stderr
-    assert not (tmp_path / "1" / "d4rl" / NAME).exists()
-    assert content(get(mirror, tmp_path / "1").path) == content(get(mirror, tmp_path / "2").path)
 
 
 def test_offline_what_is_there_needs_no_server(mirror, tmp_path):

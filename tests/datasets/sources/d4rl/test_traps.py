@@ -111,8 +111,17 @@ def test_timeouts_that_are_never_set_are_not_believed_beyond_the_horizon():
     assert choose_ends("auto", EndFlags(terminals, timeouts, True, 50), "x") == "both"
 
 
-@pytest.mark.parametrize("kind", ["bool", "uint8", "int64", "float32", "float64", ">f4"])
-@pytest.mark.parametrize("shape", ["flat", "column"])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("bool", "column"),
+        ("uint8", "flat"),
+        ("int64", "column"),
+        ("float32", "flat"),
+        ("float64", "column"),
+        (">f4", "flat"),
+    ],
+)
 def test_trap_28_and_29_scalars_in_every_form(kind, shape, tmp_path):
     plain = make([3, 4, 2], ["terminal", "timeout", "none"])
     odd = {**plain, "terminals": plain["terminals"].astype(kind), "timeouts": plain["timeouts"].astype(kind)}

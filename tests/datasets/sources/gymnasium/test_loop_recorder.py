@@ -55,7 +55,7 @@ def play(env, steps: int, seed: int = 3) -> None:
 )
 def test_equals_what_download_records(name, piece, monkeypatch, tmp_path):
     monkeypatch.setattr(recorder, "_PIECE_BYTES", piece)
-    wanted = rbdata.open_dataset(rbdata.record(name, steps=120, seed=3, root=tmp_path / "downloaded")).manifest
+    wanted = rbdata.open_dataset(rbdata.record(name, steps=120, seed=3, procs=0, root=tmp_path / "downloaded")).manifest
     with rbdata.Recorder(gymnasium.make(name)) as env:
         play(env, 120)
     found = rbdata.open_dataset(env.path).manifest

@@ -28,8 +28,8 @@ def here(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def record(env="CartPole-v1", policy="random", name="x", **options) -> np.ndarray:
-    dataset = rbdata.open_dataset(rbdata.record(env, policy, name=name, steps=30, **options))
+def record(env="CartPole-v1", policy="random", name="x", procs=0, **options) -> np.ndarray:
+    dataset = rbdata.open_dataset(rbdata.record(env, policy, name=name, steps=30, procs=procs, **options))
     return dataset["action"].numpy()
 
 
@@ -68,7 +68,7 @@ def test_a_policy_file_and_what_it_imports(here):
 def test_a_file_is_run_again_for_every_recording(here):
     source = "calls = 0\ndef act(observation):\n    global calls\n    calls += 1\n    return int(calls > 15)\n"
     Path("pol.py").write_text(source)
-    assert [*record(policy="pol.py", name="one")] == [*record(policy="pol.py", name="two")]
+    assert [*record(policy="pol.py", name="one", procs=1)] == [*record(policy="pol.py", name="two", procs=1)]
 
 
 def test_text_acts_in_a_worker_process_or_here(here, monkeypatch):
@@ -76,8 +76,8 @@ def test_text_acts_in_a_worker_process_or_here(here, monkeypatch):
         "import os\ndef act(observation):\n    return int(os.getpid() == int(os.environ['PARENT']))\n"
     )
     monkeypatch.setenv("PARENT", str(__import__("os").getpid()))
-    assert not record(policy="pol.py").any()
-    assert record(policy="pol.py", name="here", procs=0).all()
+    assert not record(policy="pol.py", procs=1).any()
+    assert record(policy="pol.py", name="here").all()
 
 
 # -- objects -----------------------------------------------------------------------------------------------------------

@@ -222,14 +222,15 @@ def test_names_and_ids():
         catalogue.resolve("gymnasium/no such thing")
 
 
-def test_an_unknown_environment_offers_the_nearest(tmp_path):
-    with pytest.raises(DatasetNotFoundError, match="CartPool-v1") as caught:
-        record(tmp_path, "CartPool-v1")
-    assert "CartPole-v1" in (caught.value.hint or "")
-    with pytest.raises(DatasetNotFoundError, match="v99"):
-        record(tmp_path, "CartPole-v99")
-    with pytest.raises(DatasetNotFoundError, match="Nowhere"):
-        record(tmp_path, "Nowhere/Thing-v0")
+def test_an_unknown_environment_is_named_with_what_gymnasium_says(tmp_path):
+    for name, said in (
+        ("CartPool-v1", "Did you mean: `CartPole`"),
+        ("CartPole-v99", "v99"),
+        ("Nowhere/Thing-v0", "Nowhere"),
+    ):
+        with pytest.raises(DatasetNotFoundError, match=f"{name}.*{said}") as caught:
+            record(tmp_path, name)
+        assert "pprint_registry" in (caught.value.hint or "")
     assert_clean(tmp_path)
 
 
