@@ -96,7 +96,6 @@ def _push(folder: Path, hub: _Hub, licence: str, public: bool, force: bool, on_p
     check_undamaged(folder)
     table = open_episodes(folder, manifest.episodes, manifest.steps)
     readme = make_readme(manifest, overview(folder, manifest, table), url=place, licence=licence)
-    hub.check_card(readme)
     there = hub.open(private=not public)
     existing = find_copy(there)
     check_replaceable(existing, manifest, place, force)
@@ -110,10 +109,10 @@ def _push(folder: Path, hub: _Hub, licence: str, public: bool, force: bool, on_p
     total, sent_bytes = sum(file.size for file in files.values()), sum(files[name].size for name in missing)
     if on_progress is not None:
         on_progress(FILENAME, total - sent_bytes, total)
-    added = hub.upload({**{name: files[name].path for name in missing}, **({CARD: card} if card else {})})
-    if state_of(folder) != before:
-        raise DatasetBusyError(f"{folder} was replaced while it was pushed: nothing was committed", hint=_AGAIN)
+    added = {**{name: files[name].path for name in missing}, **({CARD: card} if card else {})}
     commit = hub.commit(added, stale, f"Push {manifest.id}", parent=there.revision)
+    if state_of(folder) != before:
+        raise DatasetBusyError(f"{folder} was replaced while it was pushed", hint=_AGAIN)
     if on_progress is not None:
         on_progress(FILENAME, total, total)
     stored = dict(HubLocation.from_url(f"{place.partition('@')[0]}@{commit}", hub.location.options).tree())
@@ -148,21 +147,6 @@ class _Hub:
         self._api = huggingface_hub.HfApi(endpoint=endpoint(), token=token, library_name="rbdata")
         self._repository: dict[str, Any] = {"repo_id": location.repository, "repo_type": "dataset"}
 
-    def check_card(self, readme: str) -> None:
-        """Raises UsageError for a card that the Hub refuses, as with a licence that it does not know."""
-
-        def check() -> str:
-            try:
-                self._client.DatasetCard(readme).validate()
-            except ValueError as error:
-                return str(error)
-            return ""
-
-        refused = " ".join(self._call(check).replace(self._token, "***").split())[:300]
-        if refused:
-            hint = "check --license: https://huggingface.co/docs/hub/repositories-licenses"
-            raise UsageError(f"{self.url}: the Hub refuses the card: {refused}", hint=hint)
-
     def open(self, *, private: bool) -> HubLocation:
         """The current commit of the repository, which is created if it does not exist.
 
@@ -186,21 +170,16 @@ class _Hub:
             raise UsageError(f"{self.url} exists and is {is_now}", hint=hint)
         return HubLocation.from_url(self.url, self.location.options).pinned()
 
-    def upload(self, files: Mapping[str, Path | bytes]) -> list[Any]:
-        """Send large files to the Hub's storage, which keeps them; small ones are sent with the commit of what is returned."""
-        added = [self._client.CommitOperationAdd(name, content) for name, content in files.items()]
-        send = partial(self._api.preupload_lfs_files, **self._repository, revision=self.location.revision)
-        self._call(lambda: send(additions=added, num_threads=CONNECTIONS), retry=False)
-        return added
+    def commit(self, added: Mapping[str, Path | bytes], stale: Sequence[str], message: str, *, parent: str) -> str:
+        """Make the next commit of files, and without the stale ones; returns its id.
 
-    def commit(self, added: Sequence[Any], stale: Sequence[str], message: str, *, parent: str) -> str:
-        """Make what was uploaded the next commit, without the stale files; returns its id."""
-        operations = [*added, *(self._client.CommitOperationDelete(name, is_folder=False) for name in stale)]
-        make = partial(self._api.create_commit, **self._repository, revision=self.location.revision)
-        made = self._call(
-            lambda: make(operations=operations, commit_message=message, parent_commit=parent), retry=False
-        )
-        return str(made.oid)
+        The client has the card checked first, then sends large files to the Hub's storage, which keeps them.
+        """
+        operations = [self._client.CommitOperationAdd(name, content) for name, content in added.items()]
+        operations += [self._client.CommitOperationDelete(name, is_folder=False) for name in stale]
+        how = {"commit_message": message, "parent_commit": parent, "num_threads": CONNECTIONS}
+        make = partial(self._api.create_commit, **self._repository, revision=self.location.revision, **how)
+        return str(self._call(lambda: make(operations=operations), retry=False).oid)
 
     def _call(self, call: Callable[[], Any], *, retry: bool = True) -> Any:
         """The result of a call of the client; its errors are translated to rbdata's. The client itself retries uploads
@@ -219,6 +198,10 @@ class _Hub:
         """rbdata's error for one of the client, which wraps those of requests in others."""
         from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
+        if type(error) is ValueError:
+            text = " ".join(str(error).replace(self._token, "***").split())[:300]
+            hint = "check --license: https://huggingface.co/docs/hub/repositories-licenses"
+            return UsageError(f"{self.url}: the Hub refuses the card: {text}", hint=hint)
         cause: BaseException = error
         while cause.__cause__ is not None and not isinstance(cause, (HfHubHTTPError, HFValidationError)):
             cause = cause.__cause__

@@ -186,10 +186,11 @@ def test_a_licence_is_asked_for(server: HubServer, root: Path, capsys, monkeypat
     assert "--license" in capsys.readouterr().err
     with pytest.raises(UsageError, match="licence"):
         push(root / "a", licence="MIT License!")
-    with pytest.raises(UsageError, match="refuses the card"):
-        push(root / "a", "hf://datasets/me/y", licence="nonsense")
     assert run([*words[:3], str(root / "m"), "--public", "--root", str(root / "a")]) == 2
     assert not server.repositories
+    with pytest.raises(UsageError, match="refuses the card"):
+        push(root / "a", "hf://datasets/me/y", licence="nonsense")
+    assert not server.puts and "rbdata.json" not in server.repositories["me/y"].files
     monkeypatch.setattr("rbdata.cli.console._is_terminal", lambda stream: stream is not sys.stdout)
     monkeypatch.setattr("sys.stdin.readline", lambda: "cc-by-4.0\n", raising=False)
     assert run(words) == 0

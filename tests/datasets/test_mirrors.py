@@ -310,9 +310,9 @@ def test_what_is_removed_is_gone_and_nothing_else(root: Path, place: str, tmp_pa
     assert [entry.name for entry in ls(place, fetch=QUICK)] == ["my/other"]
     if place.startswith("/"):
         assert not Path(place, "atari").exists()
-    for name in ("Breakout/1", "my"):
-        with pytest.raises(ObjectNotFoundError, match="no dataset and no raw files named"):
-            find_held(name, place, fetch=QUICK)
+        for name in ("Breakout/1", "my"):
+            with pytest.raises(ObjectNotFoundError, match="no dataset and no raw files named"):
+                find_held(name, place, fetch=QUICK)
 
 
 def test_removal_stays_inside_the_mirror(root: Path, tmp_path: Path) -> None:
