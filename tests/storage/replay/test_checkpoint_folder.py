@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from checkpoint_tools import filled, make
@@ -26,6 +27,24 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(DiskError, match=r"the checkpoint .* was not written"):
         buffer.dumps(tmp_path / "checkpoint")
     assert contents(tmp_path / "checkpoint") == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_killed_between_both_renames(tmp_path):
+    """The checkpoint before has made room for the new one, which has not taken its place."""
+    filled().dumps(tmp_path / "checkpoint")
+    wanted = make()
+    wanted.loads(tmp_path / "checkpoint")
+    child = os.fork()
+    if not child:
+        rename = Path.rename
+        Path.rename = lambda path, target: (rename(path, target), os._exit(0))  # type: ignore[method-assign, assignment]
+        with suppress(BaseException):
+            make().dumps(tmp_path / "checkpoint")
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0 and not (tmp_path / "checkpoint").exists()
+    other = make()
+    other.loads(tmp_path / "checkpoint")
+    assert equal(other[:], wanted[:])
 
 
 def test_not_a_checkpoint(tmp_path):
