@@ -365,7 +365,7 @@ def test_len_and_set_of_a_storage(lib):
     assert {row for batch in drawn(buffer, 30) for row in batch} == set(range(50, 56))
 
 
-# -- buffers, and what is refused --------------------------------------------------------------------------------------
+# -- buffers -----------------------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -385,18 +385,3 @@ def test_methods_of_a_buffer(lib, kind):
     batch, info = buffer.sample(return_info=True)
     assert batch["seen"].sum() == 4 and "index" in info
     assert next(iter(buffer))["seen"].sum() == 4
-
-
-# -- assigned to a buffer ----------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_the_storage_is_assigned(lib):
-    """As the example of a decision transformer of TorchRL does with ``_storage``."""
-    buffer = filled(lib)
-    buffer.sample()
-    storage = lib.LazyTensorStorage(20)
-    storage.set(range(6), rollout([6], first=100))
-    buffer._storage = storage
-    assert buffer.storage is storage and len(buffer) == 6
-    assert min(map(min, drawn(buffer))) >= 100 <= buffer[:]["action"].min()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from replay_tools import rollout
-from tensordict import TensorDict, tensorclass
+from tensordict import TensorDict
 
 import rbdata.storage.replay as ours  # isort: skip
 
@@ -121,16 +121,6 @@ def emptied(lib):
     return len(buffer), buffer.extend(rollout([3])).tolist(), len(buffer), buffer.write_count
 
 
-def exchanged(lib):
-    buffer = tensors()(lib)
-    buffer.extend(rollout([7]))
-    buffer.set_sampler(lib.SamplerWithoutReplacement())
-    other = lib.LazyTensorStorage(5)
-    other.set(range(5), rollout([5], first=50))
-    buffer.set_storage(other)
-    return len(buffer), bool((buffer.sample()["action"] >= 50).all())
-
-
 def read_only(lib):
     buffer = lib.TensorDictReplayBuffer(
         storage=lib.TensorStorage(rollout([7])), writer=lib.ImmutableDatasetWriter(), batch_size=4
@@ -148,15 +138,6 @@ def states(lib):
     other.extend(rollout([3], first=70))
     other.load_state_dict(buffer.state_dict())
     return other[:]["action"].tolist(), other.extend(rollout([2])).tolist()
-
-
-def two_dimensions(lib):
-    buffer = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(20, ndim=2), batch_size=6)
-    rows = buffer.extend(torch.stack([rollout([4], first=100 * env) for env in range(3)]))
-    batch = buffer.sample()
-    time, env = batch["index"].unbind(1)
-    same = bool((batch["action"] == 100 * env + time).all())
-    return rows.shape, len(buffer), batch.shape, batch["index"].shape, same, buffer.storage.ndim
 
 
 def slices_in_the_batch(lib):
@@ -270,17 +251,6 @@ def memmap(lib, folder=None):
     return len(buffer), buffer["action"].tolist()
 
 
-def existing_batch(lib):
-    buffer = lib.TensorDictReplayBuffer(storage=lib.TensorStorage(rollout([7])), batch_size=4)
-    return len(buffer), buffer.storage.max_size, keys(buffer.sample())
-
-
-def list_of_anything(lib):
-    buffer = lib.ReplayBuffer(storage=lib.ListStorage(5), collate_fn=list, batch_size=3)
-    buffer.extend(["a", "b", "c"])
-    return len(buffer), set(buffer.sample()) <= {"a", "b", "c"}, buffer[:]
-
-
 def ragged(lib):
     buffer = lib.ReplayBuffer(storage=lib.ListStorage(5), sampler=lib.SamplerWithoutReplacement(), batch_size=2)
     for size in (2, 3):
@@ -297,48 +267,8 @@ def index_of_the_writer(lib):
     return keys(data), buffer["index"].tolist()
 
 
-def best_kept(lib):
-    buffer = lib.TensorDictReplayBuffer(
-        storage=lib.LazyTensorStorage(3), writer=lib.TensorDictMaxValueWriter(rank_key="key"), batch_size=2
-    )
-    data = TensorDict({"key": torch.tensor([3.0, 1.0, 5.0, 4.0, 0.0, 6.0]), "n": torch.arange(6)}, [6])
-    buffer.extend(data)
-    return sorted(buffer["key"].tolist()), buffer.add(TensorDict({"key": torch.tensor(0.5), "n": torch.tensor(9)}, []))
-
-
-def ensembles(lib):
-    members = []
-    for number in range(2):
-        member = lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10))
-        member.extend(rollout([9], first=100 * number))
-        members.append(member)
-    mixed = lib.ReplayBufferEnsemble(*members, p=[0.0, 1.0], batch_size=6, num_buffer_sampled=3)
-    every = lib.ReplayBufferEnsemble(*members, sample_from_all=True, batch_size=6)
-    first, second = mixed.sample(), every.sample()
-    return (
-        first.shape,
-        set((first["action"] // 100).flatten().tolist()),
-        first["index", "buffer_ids"].flatten().unique().tolist(),
-        second.shape,
-        (second["action"] // 100).tolist(),
-        len(every),
-    )
-
-
-@tensorclass
-class Record:
-    x: torch.Tensor
-
-
-def tensorclasses(lib):
-    buffer = lib.ReplayBuffer(storage=lib.LazyTensorStorage(5), batch_size=3)
-    buffer.extend(Record(x=torch.arange(5.0), batch_size=[5]))  # type: ignore[call-arg]
-    batch = buffer.sample()
-    return type(batch).__name__, batch.x.shape
-
-
 ROWS = [value for name, value in list(globals().items()) if getattr(value, "__module__", None) == __name__]
-ROWS = [row for row in ROWS if callable(row) and row.__name__ not in ("tensors", "keys", "possible_slices", "Record")]
+ROWS = [row for row in ROWS if callable(row) and row.__name__ not in ("tensors", "keys", "possible_slices")]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)

@@ -56,18 +56,6 @@ def test_rings_of_two_dimensions_hold_the_same(capacity, width, sizes):
     assert equal(*map(contents, buffers))
 
 
-def test_the_best_are_kept():
-    make = lambda lib: lib.TensorDictReplayBuffer(  # noqa: E731
-        storage=lib.LazyTensorStorage(5), writer=lib.TensorDictMaxValueWriter(rank_key="score"), batch_size=1
-    )
-    buffers = both(make)
-    generator = torch.Generator().manual_seed(0)
-    for number in range(4):
-        batch = TensorDict({"score": torch.rand(7, generator=generator), "x": torch.arange(7) + 10 * number}, [7])
-        fill(buffers, batch)
-    assert equal(*map(contents, buffers))
-
-
 def slices_seen(buffer, keys, length, batches=25) -> set[tuple]:
     seen = set()
     for _ in range(batches):
@@ -245,23 +233,6 @@ def test_flattened_files_are_the_same(tmp_path, ndim):
         mine, other = left.get(key), right.get(key)
         same = torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other
         assert same, key
-
-
-def test_ensembles_have_one_shape():
-    make = lambda lib: lib.ReplayBufferEnsemble(  # noqa: E731
-        *(lib.TensorDictReplayBuffer(storage=lib.LazyTensorStorage(10), batch_size=2) for _ in range(2)),
-        sample_from_all=True,
-        batch_size=6,
-    )
-    left, right = both(make)
-    for ensemble, members in ((left, left.buffers), (right, right._rbs)):
-        for number, member in enumerate(members):
-            member.extend(rollout([10], first=100 * number))
-        batch, info = ensemble.sample(return_info=True)
-        assert batch.batch_size == (2, 3)
-        assert batch["index", "buffer_ids"].tolist() == [[0] * 3, [1] * 3]
-        assert bool((batch["action"] == 100 * batch["index", "buffer_ids"] + batch["index", "index"]).all())
-        assert info["index"]["index"].shape == (2, 3)
 
 
 def test_a_torchrl_buffer_on_our_folder(tmp_path):
