@@ -106,15 +106,7 @@ class Transforms(Saved):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``; all of it or, with UsageError, nothing."""
-        before = self.state_dict()
-        try:
-            self._load(state)
-        except UsageError:
-            self._load(before)
-            raise
-
-    def _load(self, state: dict[str, Any]) -> None:
+        """Load a state from ``state_dict``. Raises UsageError if it does not fit."""
         for place, module in self._modules():
             prefix = f"{place}."
             own = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}

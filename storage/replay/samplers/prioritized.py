@@ -15,7 +15,6 @@ zero in a second tree from which starts are drawn:
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -206,17 +205,14 @@ class PrioritizedSampler(Sampler):
         """Load a state from ``state_dict``. Raises UsageError for a state of another size."""
         if "priorities" not in state:
             raise UsageError(f"the state is not that of a {type(self).__name__}")
-        priorities, capacity = state["priorities"], state.get("max_capacity")
-        numbers: list[Any] = [state.get(name) for name in ("alpha", "beta", "eps", "largest")]
-        known = isinstance(priorities, torch.Tensor) and priorities.dtype == torch.float64 and priorities.ndim == 1
-        if not known or capacity != self.max_capacity or len(priorities) < self.max_capacity:
+        priorities, capacity = state["priorities"], state["max_capacity"]
+        if capacity != self.max_capacity or len(priorities) < self.max_capacity:
             raise UsageError(f"the state has {capacity} priorities, the sampler {self.max_capacity}")
-        given = numbers if numbers[3] is not None else numbers[:3]  # no priority was set yet
-        sound = all(isinstance(value, (int, float)) and 0 <= value < math.inf for value in given)
-        if not sound or bool((priorities < 0).any()) or bool(priorities.isinf().any()):
-            message = f"the state's alpha, beta, eps and largest priority are {numbers}: not all are numbers from 0 on"
-            raise UsageError(message)
-        self._alpha, self.beta, self.eps, self._largest = numbers
+        if bool((priorities < 0).any()) or bool(priorities.isinf().any()):
+            raise UsageError("the state has priorities that are negative or infinite")
+        for name in ("alpha", "beta", "eps"):
+            _check_exponent(name, state[name])
+        self._alpha, self.beta, self.eps, self._largest = (state[name] for name in ("alpha", "beta", "eps", "largest"))
         self._known_rows = 0
         self._priorities, self._tree = priorities.clone(), SumTree(len(priorities))
         self._refill()
