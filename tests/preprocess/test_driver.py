@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preprocess_tools import check_files, lasting, make_input, plain, run
 from rbdata.datasets.workers import open_local
+from rbdata.errors import SchemaError
 from rbdata.preprocess import chunks
 from rbdata.preprocess.request import PreprocessRequest
 from rbdata.preprocess.run import preprocess
@@ -104,8 +105,8 @@ class TestSameBytes:
         assert len(noise.unique()) == len(noise)  # no chunk repeats another one's
 
 
-def test_zeros_of_both_signs_across_chunks(tmp_path, monkeypatch):
-    """A successor of 0.0 is not the next observation of -0.0, whether a chunk ends between them or not."""
+def test_zeros_of_both_signs(tmp_path):
+    """A successor of 0.0 is not the next observation of -0.0."""
     make_input(tmp_path, count=10)
 
     def signed(td):
@@ -113,12 +114,26 @@ def test_zeros_of_both_signs_across_chunks(tmp_path, monkeypatch):
         td["next", "observation"] = td["next", "observation"] * 0.0
         return td
 
-    found = []
-    for number in (1, 1000):
-        monkeypatch.setattr(chunks, "CHUNKS", number)
-        dataset = run(tmp_path, signed, dest=f"my/signed{number}", batch_size=BATCH)
-        found.append(dataset.manifest.lineage["unchained"])
-    assert found == [["observation"], ["observation"]]
+    dataset = run(tmp_path, signed, dest="my/signed", batch_size=BATCH)
+    assert dataset.manifest.lineage["unchained"] == ["observation"]
+
+
+@pytest.mark.parametrize("number", [1, 1000])
+def test_successors_across_batches_and_chunks(number, tmp_path, monkeypatch):
+    """Each batch agrees in itself, and none with the one after it."""
+    monkeypatch.setattr(chunks, "CHUNKS", number)
+    make_input(tmp_path, count=10)
+    make_input(tmp_path, "zstd", count=10, id="my/frames")
+
+    def shifted(td, step):
+        for key in ("observation", ("next", "observation")):
+            td[key] = td[key] + (step[0] // BATCH % 2).to(td[key].dtype)
+        return td
+
+    dataset = run(tmp_path, shifted, batch_size=BATCH)
+    assert dataset.manifest.lineage["unchained"] == ["observation"]
+    with pytest.raises(SchemaError, match="'next/observation' other than 'observation' of the step that follows"):
+        run(tmp_path, shifted, source="my/frames", dest="my/bad", batch_size=BATCH)
 
 
 @pytest.mark.parametrize("per", ["batch", "episode"])

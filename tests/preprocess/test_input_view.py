@@ -101,6 +101,23 @@ class TestEpisodes:
             assert dataset.episodes.lengths.tolist() == lengths
             assert check_invariants(dataset.path, dataset.manifest) == []
 
+    def test_ends_cannot_be_taken_away(self, inputs):
+        """What is no longer done at its end is truncated there, at the edge of a batch and in a shorter episode."""
+
+        def unended(td):
+            for name in ("done", "terminated", "truncated"):
+                td["next", name].zero_()
+            return td[: len(td) // 2 + 1] if len(td) > 7 else td
+
+        source = Dataset(inputs / "my" / "flat")
+        for per, size in (("batch", 1), ("batch", 7), ("episode", None)):
+            made = run(inputs, unended, source=source, dest="my/open", per=per, batch_size=size, force=True)
+            lengths = source.episodes.lengths
+            expected = np.where(lengths > 7, lengths // 2 + 1, lengths) if per == "episode" else lengths
+            assert made.episodes.lengths.tolist() == expected.tolist()
+            assert not bool(made["next/terminated"].any())
+            assert made.manifest.counts["ended_episodes"] == len(lengths)
+
     def test_changed_ends_need_not_be_said_twice(self, inputs):
         def fn(td):
             td["next", "terminated"] = td["next", "terminated"] | (td["next", "reward"] > 1)

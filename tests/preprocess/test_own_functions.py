@@ -146,7 +146,7 @@ def add_one(td):
     return td
 
 
-@pytest.mark.parametrize(("make", "per"), [ODD_PER[3], *((ODD[0], per) for per in ("batch", "sample", "episode"))])
+@pytest.mark.parametrize(("make", "per"), [*ODD_PER[3:5], *((ODD[0], per) for per in ("batch", "sample", "episode"))])
 def test_the_next_function_gets_memory_of_its_own(shared, per, make):
     dataset = run(shared, [make(), add_one], dest="my/chain", per=per, batch_size=50, force=True)
     check_equal(dataset, add_one(applied(Dataset(shared / "my/input"), make(), per, 50)))
