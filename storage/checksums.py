@@ -12,7 +12,7 @@ crc32c is the checksum Google Cloud Storage states for every object: https://clo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
@@ -206,18 +206,6 @@ def hash_file(path: Path, digest: Digest) -> Digest:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest
-
-
-def damaged_ranges(path: Path, ranges: Sequence[Range]) -> Iterator[tuple[int, int]]:
-    """Yield the first byte and the length of each of the manifest's ``ranges`` of a file that does not match its checksum.
-
-    Raises OSError if the file cannot be read.
-    """
-    begin = 0
-    for wanted, found in zip(ranges, sum_pieces(path, 0, [length for length, _ in ranges])):
-        if found != wanted:
-            yield begin, wanted[0]
-        begin += wanted[0]
 
 
 def sum_range(path: Path, offset: int, length: int) -> Range:

@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DamagedDatasetError, DatasetBusyError
-from .checksums import BLOCK, Crc32c, crc32c, damaged_ranges, join_ranges, sum_pieces, sum_range
+from .checksums import BLOCK, Crc32c, crc32c, join_ranges, sum_pieces, sum_range
 from .codecs import codec_of
 from .durable import is_about_reader
 from .leaf import Leaf
-from .manifest import BLOCK_TABLE, Manifest, Problem, check_size, check_sizes
+from .manifest import BLOCK_TABLE, Manifest, Problem, check_sizes
 from .memory_map import map_array, read_file, verify_hint
 from .snapshot import read_snapshot, state_of
 from .threads import map_in_threads
@@ -245,28 +245,17 @@ def _where(manifest: Manifest, checksums: BlockChecksums, block: CheckedBlock) -
     return checksums.where(block) + (f" ({', '.join(names)})" if names else "")
 
 
-# -- one file ------------------------------------------------------------------------------------------------------------
+# -- some files ----------------------------------------------------------------------------------------------------------
 
 
 def check_leaves(folder: Path, manifest: Manifest, names: Collection[str]) -> None:
     """Compare the leaves ``names`` with their checksums. Raises DamagedDatasetError if they differ."""
-    for path in (path for name in sorted(names) for path in codec_of(manifest.schema[name]).files):
-        problem = _find_damage(folder, manifest, path)
-        if problem:
-            raise DamagedDatasetError(f"{folder / path}: {problem}", hint=verify_hint(folder))
-
-
-def _find_damage(folder: Path, manifest: Manifest, path: str) -> str | None:
-    """How a file differs from the manifest, None if it does not."""
-    wrong_size = check_size(folder, path, manifest.size_of(path))
-    if wrong_size:
-        return wrong_size
-    try:
-        for begin, length in damaged_ranges(folder / path, manifest.files[path]):
-            return f"checksum mismatch, bytes {begin}-{begin + length}"
-    except OSError as error:  # a failing disk
-        return f"cannot be read: {error.strerror}"
-    return None
+    paths = [path for name in sorted(names) for path in codec_of(manifest.schema[name]).files]
+    report = Report(problems=[problem for problem in check_sizes(folder, manifest) if problem.path in paths])
+    if report.ok:
+        _check_contents(folder, manifest, paths, report, None)
+    for problem in report.problems:
+        raise DamagedDatasetError(f"{folder / problem.path}: {problem.what}", hint=verify_hint(folder))
 
 
 def open_array(folder: Path, leaf: Leaf, count: int) -> np.ndarray:

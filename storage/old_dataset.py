@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import DamagedDatasetError
-from .checksums import damaged_ranges, join_ranges, place_cells, sum_cells
+from .checksums import join_ranges, place_cells, sum_cells, sum_pieces
 from .codecs import codec_of
 from .join import Piece
 from .leaf import Leaf
@@ -40,10 +40,13 @@ class OldDataset:
 
     def _damaged_in(self, path: str) -> list[tuple[int, int]]:
         """The ranges of a file, as begin and length, that are not what the manifest says."""
+        ranges = self.manifest.files[path]
+        begins = accumulate((length for length, _ in ranges), initial=0)
         try:
-            return list(damaged_ranges(self.folder / path, self.manifest.files[path]))
+            found = sum_pieces(self.folder / path, 0, [length for length, _ in ranges])
         except OSError:
             return [(0, self.manifest.size_of(path))]
+        return [(begin, wanted[0]) for begin, wanted, sums in zip(begins, ranges, found) if sums != wanted]
 
     def dictionary(self, leaf: Leaf) -> bytes:
         """Return the dictionary of a leaf whose codec uses one."""
