@@ -109,7 +109,7 @@ class Plan:
             return
         every = hashlib.sha256(json.dumps([unit.identity for unit in self.units]).encode()).hexdigest()
         first = next((unit for unit in self.units if not self._is_empty(unit)), self.units[0])
-        given: Mapping[str, bytes] | SampleRows | None = reader.dictionaries()
+        given: Any = reader.dictionaries()
         identities = [every, first.identity]
         if self.old:
             given = {leaf.name: self.old.dictionary(leaf) for leaf in leaves}
