@@ -28,7 +28,7 @@ from ..formats.limits import check_row_bytes
 from ..workers.task import OnBlock
 from .block import END_CUT, END_TERMINATED, END_TRUNCATED, Block, LazyRows, lazy
 from .counted_stream import CountedStream
-from .raw_files import is_sound
+from .raw_files import is_sound, local_path
 from .reader import Reader
 from .records import ConvertOptions, Expectation, PartSpec, RawObject, count_notes
 from .request import select_numbered
@@ -274,11 +274,10 @@ class EpisodesUnit(Unit):
 
         paths = {}
         for raw in self.group.objects:
-            url = raw.item.url
-            paths[url] = Path(url) if url.startswith("/") else raw_folder / f"{crc32c(url.encode())}-{raw.item.name}"
-            if not url.startswith("/") and not is_sound(paths[url], raw.item):
+            path = paths[raw.item.url] = local_path(raw.item, raw_folder)
+            if path.parent == raw_folder and not is_sound(path, raw.item):
                 raw_folder.mkdir(parents=True, exist_ok=True)
-                fetch_to_file(raw.location, raw.item, paths[url], on_bytes=on_bytes)
+                fetch_to_file(raw.location, raw.item, path, on_bytes=on_bytes)
         try:
             yield replace(self, paths=paths, fetched=fetched)
         except CorruptSourceError:

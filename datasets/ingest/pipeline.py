@@ -179,7 +179,7 @@ def dry_run(reader: Reader, place: DatasetPlace, request: Request, listener: Lis
     expected = reader.expect()
     if expected is None and remote_files(reader):
         return estimate_fetch(reader, place, bytes_left(reader, folder))
-    with _opened(reader, paths_of(reader) if expected is None else {}, request):
+    with _opened(reader, paths_of(reader, place.working) if expected is None else {}, request):
         unit = reader.lead()
         lead = count_steps(unit, _planned(listener, unit)) if unit else None
         units = reader.units(lead)

@@ -84,34 +84,32 @@ def remote_files(reader: Reader) -> list[RemoteObject]:
     return [item for item in reader.files() if not item.url.startswith("/")]
 
 
-def paths_of(reader: Reader, folder: Path | None = None) -> dict[str, Path]:
+def local_path(item: RemoteObject, folder: Path) -> Path:
+    """Where a whole file is read: in place, or in a folder, with a name of its own there."""
+    return Path(item.url) if item.url.startswith("/") else folder / f"{crc32c(item.url.encode())}-{item.name}"
+
+
+def paths_of(reader: Reader, folder: Path) -> dict[str, Path]:
     """The paths of the whole files by url: in place, or in the working folder."""
-    return {
-        item.url: Path(item.url) if folder is None or item.url.startswith("/") else folder / RAW / _file_name(item)
-        for item in reader.files()
-    }
+    return {item.url: local_path(item, folder / RAW) for item in reader.files()}
 
 
 def bytes_left(reader: Reader, folder: Path | None) -> int:
     """Bytes still to be fetched into a working folder that an interrupted run may have begun to fill."""
-    sizes = {_file_name(item): item.size or 0 for item in remote_files(reader)}
-    kept = sum(min(size, bytes_there(folder / RAW / name)) for name, size in sizes.items()) if folder else 0
-    return sum(sizes.values()) - kept
+    remote = [(item.size or 0, item) for item in remote_files(reader)]
+    kept = sum(min(size, bytes_there(local_path(item, folder / RAW))) for size, item in remote) if folder else 0
+    return sum(size for size, _ in remote) - kept
 
 
 def fetch_whole(reader: Reader, place: DatasetPlace, work: Work, listener: Listener) -> dict[str, Path]:
     """Have the whole files of a reader on this machine; returns `paths_of`."""
+    folder = work.folder / RAW
     if remote := remote_files(reader):
         listener.on_estimate(estimate_fetch(reader, place, bytes_left(reader, work.folder)))
         listener.on_stage("fetching the raw files")
-        raw = [RawObject(_file_name(item), item, reader.location) for item in remote]
-        fetch_all(work.folder / RAW, raw, listener.on_fetched)
+        raw = [RawObject(local_path(item, folder).name, item, reader.location) for item in remote]
+        fetch_all(folder, raw, listener.on_fetched)
     return paths_of(reader, work.folder)
-
-
-def _file_name(item: RemoteObject) -> str:
-    """A name for a fetched file: different objects may have the same last name."""
-    return f"{crc32c(item.url.encode())}-{item.name}"
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
