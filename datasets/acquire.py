@@ -3,7 +3,6 @@ a copy on a mirror."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -100,11 +99,8 @@ class _Download:
             reader = self.open(source)
         except ObjectNotFoundError as error:
             if differs:
-                message = f"{self.mirror} holds {place.id} with {', '.join(differs)}, and no raw files to convert"
-                raise ObjectNotFoundError(
-                    message, hint="request it with these options, or use another mirror"
-                ) from error
-            if self.request.options.parts != request.options.parts:
+                error.hint = f"{self.mirror} holds it with {', '.join(differs)}: request that, or use another mirror"
+            elif self.request.options.parts != request.options.parts:
                 error.hint = f"the shards that {place.id} already has are kept, so they must exist too; or use --force"
             raise
         return self.convert(source, reader)
@@ -113,11 +109,12 @@ class _Download:
         """Raise DatasetExistsError if the dataset that is there is not the one that is asked for."""
         if self.request.mirror:
             named = self.source is not None and not self.source.makes
-            there = self.copy
-            with (
-                suppress(TransientFetchError) if named else nullcontext()
-            ):  # the name says what it is without a network
-                there = there or find_converted(self.request.mirror, existing.id, self.request.fetch)
+            try:
+                there = self.copy or find_converted(self.request.mirror, existing.id, self.request.fetch)
+            except TransientFetchError:
+                if not named:
+                    raise
+                there = None  # the name says what it is, also where no network is
             # Only its contents tell what an id means that no provider gave.
             if not named or (there and same_request(existing, there.manifest)):
                 _check_same(existing, self.request.mirror, there)
