@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import DatasetExistsError, UsageError
 from ...storage.durable import write_atomically
 from ...storage.episodes import EpisodeTable
-from ...storage.manifest import FILENAME, Manifest
+from ...storage.manifest import Manifest
 from . import figure, frames, writers
 from .overview import Overview
 
@@ -42,13 +42,8 @@ def write_cards(
         "croissant": (writers.CROISSANT_SUFFIXES, lambda _: writers.make_croissant(folder, manifest, found).encode()),
         "card": (writers.README_SUFFIXES, lambda _: writers.make_readme(manifest, found).encode()),
     }
-    seen: set[Path] = set()
     for name, target in targets.items():
-        check_outside(target, folder, manifest)
         check_target(target, makers[name][0], force=force)
-        if target.resolve() in seen:
-            raise UsageError(f"{target} is named for two of the files", hint="choose another path for one of them")
-        seen.add(target.resolve())
     for name, target in targets.items():
         write_atomically(target, makers[name][1](target.suffix))
 
@@ -70,10 +65,3 @@ def check_target(target: Path, suffixes: tuple[str, ...], *, force: bool = False
         raise UsageError(f"{target} is not a file", hint="choose another path")
     if target.is_file() and not force:
         raise DatasetExistsError(f"{target} already exists", hint="choose another path, or replace it with --force")
-
-
-def check_outside(target: Path, folder: Path, manifest: Manifest) -> None:
-    """Raise UsageError if the target is one of the files of the dataset in ``folder``."""
-    files = {(folder / name).resolve() for name in (FILENAME, *manifest.files)}
-    if target.resolve() in files:
-        raise UsageError(f"{target} is a file of the dataset itself", hint="choose another path")

@@ -1,8 +1,6 @@
 import pytest
-from rbdata.datasets.card.files import check_outside, check_target
+from rbdata.datasets.card.files import check_target
 from rbdata.errors import DatasetExistsError, UsageError
-from rbdata.storage.manifest import read_manifest
-from storage_tools import Recipe, make_episodes
 
 
 @pytest.mark.parametrize("name", ["plot", "plot.txt", "nowhere/plot.png", "folder.png"])
@@ -19,12 +17,3 @@ def test_a_file_that_is_there_is_replaced_when_asked(tmp_path):
     with pytest.raises(DatasetExistsError, match="there"):
         check_target(tmp_path / "there.png", (".png",))
     check_target(tmp_path / "there.png", (".png",), force=True)
-
-
-def test_files_of_the_dataset_are_safe(tmp_path):
-    folder = Recipe(make_episodes([3])).write(tmp_path)
-    manifest = read_manifest(folder)
-    check_outside(folder / "card.html", folder, manifest)
-    for name in ("rbdata.json", "next/../action.memmap"):
-        with pytest.raises(UsageError, match="dataset itself"):
-            check_outside(folder / name, folder, manifest)
