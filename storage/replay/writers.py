@@ -80,8 +80,6 @@ class RoundRobinWriter(Writer):
     def cursor(self, row: int) -> None:
         self._storage.seek(row)
 
-    _cursor = cursor
-
     def add(self, data: Any) -> Any:
         row = self.cursor
         rows = torch.tensor([row], device="cpu")
@@ -240,13 +238,6 @@ class TensorDictMaxValueWriter(Writer):
         heapq.heapify(best)
         return best
 
-    @property
-    def cursor(self) -> int:
-        """The row of the next record while there are free rows, then 0."""
-        return len(self._current_top_values) % self._storage.capacity if hasattr(self, "_storage") else 0
-
-    _cursor = cursor
-
     def add(self, data: Any) -> Any:
         row = int(self.extend(data.unsqueeze(0) if is_tensor_collection(data) else data)[0])
         return None if row < 0 else row
@@ -289,14 +280,12 @@ class TensorDictMaxValueWriter(Writer):
         self.write_count = 0 if empty_write_count else self.write_count
 
     def state_dict(self) -> dict[str, Any]:
-        return {"write_count": self.write_count, "worst": [list(entry) for entry in self._current_top_values]}
+        return {"write_count": self.write_count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        best = [(float(value), int(row)) for value, row in state["worst"]]
-        if sorted(row for _, row in best) != [*range(len(best))]:
-            raise UsageError("the rows of the writer's values are not those of the records")
-        self.write_count, self._current_top_values = int(state["write_count"]), best
-        if hasattr(self, "_storage"):
+        self.write_count = int(state["write_count"])
+        if hasattr(self, "_storage"):  # whose records have their ranks
+            self._current_top_values = self._ranks_of(self._storage)
             self._storage.in_order = False
 
     def __repr__(self) -> str:
