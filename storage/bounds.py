@@ -71,8 +71,9 @@ def basic_spaces(space: Any, base: str) -> list[BasicSpace]:
 
 def _walk(space: Any, path: tuple[str | int, ...], base: str) -> Iterator[tuple[tuple[str | int, ...], Space]]:
     kind = space.get("type") if isinstance(space, Mapping) else None
-    inner = space.get("spaces") if kind in ("Dict", "Tuple") else None
-    if isinstance(inner, Mapping if kind == "Dict" else list):
+    inner: Any = space.get("spaces") if kind in ("Dict", "Tuple") else None
+    is_nested = isinstance(inner, Mapping if kind == "Dict" else list)
+    if is_nested:
         for key, one in inner.items() if kind == "Dict" else enumerate(inner):
             yield from _walk(one, (*path, key), base)
     elif isinstance(kind, str) and kind not in ("Dict", "Tuple"):
