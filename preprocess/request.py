@@ -213,8 +213,6 @@ class PreprocessRequest:
             choice("per", self.per, get_args(Per))
         choice("layout", self.layout, ("auto", "ted"))
         resolve_choice(self.codec, plain=self.layout == "ted")
-        if not self.functions:
-            raise UsageError("there is no function", hint="for example --fn my.module:fn, or --fn rbdata:to_float")
 
     @property
     def windows(self) -> dict[str, Any]:

@@ -170,8 +170,8 @@ class TestTouched:
     """What the first batch promised is not believed."""
 
     def test_here_and_there(self, source, tmp_path):
-        made = run(tmp_path, paints_one, source=source, batch_size=1, layout="ted")
-        before = Dataset(source).to_tensordict()
+        made = run(tmp_path, paints_one, source=source, batch_size=1, layout="ted", num_frames=100)
+        before = Dataset(source).to_tensordict()[:100]
         painted = before["action"].reshape(len(before), -1)[:, 0] == 3
         got = made.to_tensordict()["observation"]
         assert bool((got[painted] == 7).all())
