@@ -102,16 +102,10 @@ class _OpenEpisode(Lane):
         self.is_open, self._begins = True, True
 
     def step(self, returned: Any) -> None:
-        """Record what ``step`` returned, whose action has been put, and the end of the episode if it is the last.
-
-        Raises RbdataError for what cannot be recorded; the episode is then cut before this step.
-        """
-        try:
-            observation, reward, end = step_results(returned)
-            self.put_step(observation, reward, 0)
-        except RbdataError:
-            self.end(END_CUT)
-            raise
+        """Record what ``step`` returned, whose action has been put, and the end of the episode if it is the last. Raises
+        RbdataError for what cannot be recorded."""
+        observation, reward, end = step_results(returned)
+        self.put_step(observation, reward, 0)
         if end:
             self.end(end)
         elif self.is_full:

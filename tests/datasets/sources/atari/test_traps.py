@@ -352,8 +352,14 @@ def damaged(kind: str, good: bytes) -> bytes:
     return gzip.compress(raw + b"\0")
 
 
-@pytest.mark.parametrize("kind", ["cut", "unpacked", "dtype", "short", "long"])
-@pytest.mark.parametrize("array", ["observation", "action", "reward", "terminal", "add_count"])
+KINDS = ("cut", "unpacked", "dtype", "short", "long")
+
+
+@pytest.mark.parametrize(
+    ("array", "kind"),
+    [(array, kind) for array in ("observation", "action") for kind in KINDS]
+    + [("reward", "dtype"), ("terminal", "short"), ("add_count", "cut")],
+)
 def test_trap_17_damaged_objects(array, kind, tmp_path):
     """Cut, unpacked in transit, of another dtype, too short or too long: a clean error and nothing half-made."""
     write_run(tmp_path / "raw", 30, [70])
