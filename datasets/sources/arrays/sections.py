@@ -37,8 +37,7 @@ def sections_of(tables: Sequence[Table], roles: Roles, whole: bool) -> list[Sect
     for table in tables:
         if not roles.rows(table.arrays):
             raise UsageError(f"{table.name} has no rows")
-        is_alike = not whole and roles.states(table.arrays) == roles.rows(table.arrays)
-        if is_alike and groups and _goes_on(groups[-1][-1], table, roles):
+        if groups and not whole and _goes_on(groups[-1][-1], table, roles):
             groups[-1].append(table)
         else:
             groups.append([table])
@@ -48,8 +47,12 @@ def sections_of(tables: Sequence[Table], roles: Roles, whole: bool) -> list[Sect
 
 def _goes_on(before: Table, table: Table, roles: Roles) -> bool:
     """Whether two files are parts of one table, by their names or the numbers of the steps at their edges."""
-    if before.is_episode or table.is_episode or (before.is_part and table.is_part):
-        return before.is_part and table.is_part
+    for one in (before, table):
+        has_end = roles.states(one.arrays) > roles.rows(one.arrays) or _single_flags(one, roles)
+        if one.is_episode or has_end:
+            return False
+    if before.is_part and table.is_part:
+        return True
     keys = {key.lower().rpartition("/")[2]: name for key, name in roles.extra.items()}
     number = next(
         (name for key, name in keys.items() if key in _STEPS and table.arrays[name].shape[1:] in ((), (1,))), None
@@ -66,14 +69,21 @@ def _is_episode(table: Table, roles: Roles, several: bool) -> bool:
         return True
     arrays = table.arrays
     rows = roles.rows(arrays)
-    single = [name for name in roles.flags.values() if arrays[name].is_one_value and rows > 1]
-    if single and not several:
-        message = f"{table.name}: {single[0]} has one value, not one per step"
-        raise UsageError(message, hint="give a row per step; or episode=0 in the map, where all steps are one episode")
-    if single or roles.states(arrays) != rows + 1:
-        return bool(single)
+    if single := _single_flags(table, roles):
+        if not several:
+            hint = "give a row per step; or episode=0 in the map, where all steps are one episode"
+            raise UsageError(f"{table.name}: {single[0]} has one value, not one per step", hint=hint)
+        return True
+    if roles.states(arrays) != rows + 1:
+        return False
     terminated, truncated = flags_of(table, roles, rows)
     return several or not (terminated | truncated)[:-1].any()
+
+
+def _single_flags(table: Table, roles: Roles) -> list[str]:
+    """The flags that have one value for all steps: that of the last."""
+    arrays = table.arrays
+    return [name for name in roles.flags.values() if arrays[name].is_one_value and roles.rows(arrays) > 1]
 
 
 def _joined(tables: Sequence[Table], roles: Roles) -> Table:

@@ -119,7 +119,7 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
             continue
         names = _names(table, value)
         columns = {name: table.values[name] for name in names if name in table.values}
-        plain[key] = ",".join(names)
+        plain[key] = together = ",".join(names)
         if len(names) < 2 or len(columns) < len(names):  # `find_roles` says which is missing, or not read
             continue
         for name in (name for name, one in columns.items() if len(one.shape) > 2):
@@ -130,7 +130,7 @@ def join_columns(table: Table, given: Mapping[str, Given]) -> dict[str, str | fl
             rows = ", ".join(f"{name} {column.shape[0]}" for name, column in columns.items())
             message = f"{table.name}: {key} joins arrays of different lengths: {rows}"
             raise UsageError(message, hint="give each its own key, such as observation/NAME")
-        table.values[plain[key]] = Columns(list(columns.values()))
+        table.values[together] = Columns(list(columns.values()))
     return plain
 
 

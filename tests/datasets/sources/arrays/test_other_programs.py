@@ -322,9 +322,10 @@ def test_names_of_groups_end_with_any_separator(separator: str, tmp_path: Path) 
     assert dataset[:]["action", "camera"].numpy().tolist() == [[2, 2]] * 4
 
 
-def test_a_flag_of_one_value_in_a_file_of_an_episode_is_that_of_its_last_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["{}.npz", "part-{}.npz"])
+def test_a_flag_of_one_value_in_a_file_of_an_episode_is_that_of_its_last_step(name: str, tmp_path: Path) -> None:
     for k in range(3):
-        np.savez(tmp_path / f"{k}.npz", **steps(5), terminated=np.bool_(k == 0), truncated=np.array([k == 1]))
+        np.savez(tmp_path / name.format(k), **steps(5), terminated=np.bool_(k == 0), truncated=np.array([k == 1]))
     dataset = convert(tmp_path)
     assert (lengths(dataset), dataset.episodes.outcomes.tolist()) == ([5, 4, 4], [TERMINATED, TRUNCATED, CUT])
 
