@@ -32,6 +32,8 @@ def test_what_is_said_is_that_of_the_dataset_within_a_quarter(name, tmp_path):
     made = rbdata.download(root=tmp_path, procs=1, listener=Listener(on_estimate=plans.append), **SOURCES[name])
     manifest = read_manifest(made)
     assert plans[-1].steps == pytest.approx(manifest.steps, rel=0.25)
+    if not plans[-1].estimated:
+        assert (plans[-1].steps, plans[-1].episodes) == (manifest.steps, manifest.episodes)
     dictionary = sum(file.stat().st_size for file in made.rglob("dictionary"))
     assert plans[-1].disk_bytes == pytest.approx(manifest.bytes - dictionary, rel=0.25)
 

@@ -55,6 +55,7 @@ def test_shards_after_others_are_fetched_again(run, tmp_path):
     done: list[int] = []
     outcome = get(top, tmp_path, Listener(on_part_done=done.append))
     assert sorted(done) == outcome.manifest.source["shards"] == [0, 1, 2, 3]
+    assert (plan.steps, plan.episodes) == (outcome.manifest.steps, outcome.manifest.episodes)
     assert_holds(Dataset(outcome.path), fed_truth(writer))
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 
 import h5py
 import pytest
@@ -21,6 +23,7 @@ from rbdata.datasets.ingest.records import RawObject
 from rbdata.datasets.ingest.request import Request
 from rbdata.errors import CorruptSourceError, FetchError, ForbiddenError
 from rbdata.storage.manifest import read_manifest
+from rbdata.storage.threads import call_in_threads
 from servers import http_server
 
 QUICK = FetchOptions(attempts=2, backoff=0.0)
@@ -51,9 +54,31 @@ def test_a_failure_ends_the_other_connections(web: Proxy, tmp_path: Path) -> Non
             fetch_all(tmp_path / "kept", raw, lambda name, done, total: None)
     web.spoil = lambda asked: None
     fetch_all(tmp_path / "kept", raw, lambda name, done, total: None)
+    (tmp_path / "kept" / "4").write_bytes(data[:100])  # is fetched again
+    fetch_all(tmp_path / "kept", raw, lambda name, done, total: None)
     assert {path.name: path.read_bytes() == data for path in (tmp_path / "kept").iterdir()} == dict.fromkeys(
         "012345", True
     )
+
+
+def test_a_call_that_fails_ends_the_others() -> None:
+    begun, ended = Event(), list[int]()
+
+    def call(item: int, go_on: Callable[[], None]) -> None:
+        if item:
+            begun.wait()
+            raise KeyError(item)
+        begun.set()
+        try:
+            for _ in range(2000):
+                go_on()
+                time.sleep(0.001)
+        except InterruptedError:
+            ended.append(item)
+
+    with pytest.raises(KeyError):
+        call_in_threads(call, [0, 1], 2, "test")
+    assert ended == [0]
 
 
 @pytest.mark.parametrize("kind", ["short", "long", "html-as-data", "empty"])
