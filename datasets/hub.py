@@ -109,7 +109,9 @@ def _push(folder: Path, hub: _Hub, licence: str, public: bool, force: bool, on_p
     total, sent_bytes = sum(file.size for file in files.values()), sum(files[name].size for name in missing)
     if on_progress is not None:
         on_progress(FILENAME, total - sent_bytes, total)
-    added = {**{name: files[name].path for name in missing}, **({CARD: card} if card else {})}
+    added: dict[str, Path | bytes] = {name: files[name].path for name in missing}
+    if card:
+        added[CARD] = card
     commit = hub.commit(added, stale, f"Push {manifest.id}", parent=there.revision)
     if state_of(folder) != before:
         raise DatasetBusyError(f"{folder} was replaced while it was pushed", hint=_AGAIN)
