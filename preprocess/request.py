@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -55,7 +56,7 @@ def make_requests(
     ``keep`` or ``drop`` are the built-in functions ``trim``, before all others, and ``select_keys``, after them. ``options``
     are other fields of `PreprocessRequest`. Raises UsageError, and what `datasets.local.find` raises.
     """
-    functions, args = [_as_text(one) for one in functions], dict(args or {})
+    functions, args = _as_text(functions, args or {})
     if trim is not None:
         functions, args["trim.threshold"] = ["rbdata:trim", *functions], trim
     if keep and drop:
@@ -104,10 +105,24 @@ def make_requests(
     return requests
 
 
-def _as_text(given: Given) -> Given:
-    """A built-in function by its name; any other as it is."""
-    traits = None if isinstance(given, str) else traits_of(given)
-    return given if traits is None else BUILTIN + traits.name
+def _as_text(functions: Sequence[Given], args: Mapping[str, Any]) -> tuple[list[Given], dict[str, Any]]:
+    """Built-in functions by their names, with the arguments that partials bind to them; any other as it is."""
+    named, bound = list(functions), dict[str, Any]()
+    for number, given in enumerate(functions):
+        fn: Any = given
+        while isinstance(fn, partial) and not fn.args:
+            fn = fn.func
+        if callable(fn) and (traits := traits_of(fn)) is not None:
+            named[number] = BUILTIN + traits.name
+            while isinstance(given, partial):
+                bound = {**{f"{traits.name}.{key}": value for key, value in given.keywords.items()}, **bound}
+                given = given.func
+    for name in (BUILTIN + key.partition(".")[0] for key in bound):
+        if named.count(name) > 1:
+            raise UsageError(
+                f"{name} is given twice, with arguments", hint="run the second on what the first one makes"
+            )
+    return named, {**{key: value for key, value in bound.items() if key.partition(".")[2] not in args}, **args}
 
 
 _SPLIT = "for example train=0.9,val=0.1"

@@ -217,6 +217,11 @@ class FunctionReader(Reader):
         before = {**(existing.source.get("options") or {}), **lineage, "functions": functions, "input": content}
         now = {name: value for name, value in self.identified.items() if value is not None and name in before}
         differs = [name for name, value in now.items() if before[name] != value]
+        was, are = (
+            dict(pair for one in some for pair in (one.get("files") or {}).items())
+            for some in (functions, self.records)
+        )
+        differs += sorted(name for name, sha256 in are.items() if was.get(name, sha256) != sha256)
         message = f"{self.place.id} exists already and was made with another request"
         message += f" (differs in {', '.join(differs)})" if differs else ""
         raise DatasetExistsError(message, hint="choose another --dest, or replace it with --force")

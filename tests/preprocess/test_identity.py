@@ -50,7 +50,7 @@ class TestText:
     def test_an_edited_file_is_another_request(self, here, name):
         action(here)
         (here / name).write_text((here / name).read_text().replace("gain", "gain ", 1).replace("= 2", "= 30"))
-        with pytest.raises(DatasetExistsError, match=r"another request \(differs in functions\)"):
+        with pytest.raises(DatasetExistsError, match=rf"another request \(differs in functions, {name}\)"):
             action(here)
         assert action(here, force=True) == "written"
         factor = 30 if name == "helper.py" else 2

@@ -254,11 +254,24 @@ class TestBuiltIn:
     def test_inside_other_functions(self, shared):
         """They are called with what the user's function gets: only --per episode is right."""
         expected = run(shared, returns_to_go, dest="my/args", args={"gamma": 0.9}, force=True)
-        fn = partial(returns_to_go, gamma=0.9)
+        fn = lambda td: returns_to_go(td, gamma=0.9)  # noqa: E731
         fails(shared, fn, FunctionError, "needs one whole episode, .* several", batch_size=100)
         fails(shared, fn, FunctionError, r"needs one whole episode, .* batch size \[\]", per="sample")
         dataset = run(shared, fn, dest="my/lambda", per="episode", force=True)
         check_equal(dataset, expected.to_tensordict())
+
+    def test_a_partial_is_the_function_with_arguments(self, shared):
+        expected = run(shared, "rbdata:returns_to_go", dest="my/args", args={"gamma": 0.9}, force=True)
+        fn = partial(partial(returns_to_go, gamma=0.1), gamma=0.9)
+        made = run(shared, fn, dest="my/partial", force=True)
+        check_equal(made, expected.to_tensordict())
+        over = run(shared, fn, dest="my/over", args={"gamma": 0.5}, force=True)
+        assert over.manifest.lineage["functions"][0]["args"] == {"gamma": 0.5}
+        assert made.manifest.lineage["functions"] == expected.manifest.lineage["functions"]
+        with pytest.raises(UsageError, match="takes no argument gama"):
+            run(shared, partial(returns_to_go, gama=0.9), dest="my/bad")
+        with pytest.raises(UsageError, match="given twice, with arguments"):
+            run(shared, [partial(scale_rewards, scale=2), partial(scale_rewards, shift=1)], dest="my/bad")
 
     def test_a_wrapper_is_what_it_does(self, shared):
         """functools.wraps copies the attributes of the built-in function, not its code."""
