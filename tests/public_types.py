@@ -88,7 +88,6 @@ def construct(root: Path) -> None:
     rbdata.OpenXExperienceReplay("bridge", 32, last_row="step", leave_out="observation/depth", num_slices=4)
     rbdata.VD4RLExperienceReplay("main/walker_walk/random/64px", 32, image_size=50, num_slices=4)
     rbdata.RobosetExperienceReplay("DAPG(human)/door_v2d-v1", 32, split_trajs=True, download=False)
-    rbdata.TensorDictReplayBuffer(batchsize=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 def play(root: Path) -> None:
