@@ -145,6 +145,9 @@ class TensorStorage(Storage):
     def _placed(self, cursor: Any, data: Any) -> tuple[Any, Any]:
         """A cursor of one dimension, and the records for it: one number takes one record."""
         cursor = cursor[0] if isinstance(cursor, tuple) else cursor
+        dims = getattr(cursor, "ndim", 1)
+        if dims > 1:
+            return cursor.reshape(-1), tree_map(lambda part: part.reshape(-1, *part.shape[dims:]), data)
         return cursor, tree_map(lambda part: part[None], data) if is_number(cursor) else data
 
     def _set_at(self, index: tuple[Any, ...], data: Any) -> None:
