@@ -322,6 +322,7 @@ READS = {
 }
 
 
+@pytest.mark.parametrize("folder", ["raw", "zstd"], indirect=True)  # both have step leaves, too
 @pytest.mark.parametrize("read", READS)
 def test_writing_into_what_was_read_reaches_nothing(folder, read):
     before = contents(folder)
