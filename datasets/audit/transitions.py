@@ -16,6 +16,8 @@ from .findings import Finding, Hits, Severity, find
 _REPEATED, _REPEATED_COUNTS = 0.2, 0.6
 #: A last step that leads into another episode moves this many times as far as usual.
 _MOVED = 1.5
+#: A successor this close to the next state, in units of its usual change, is that state: computed twice, or rounded to float32.
+_ROUNDING = 1e-3
 
 
 def same_rows(first: Array, second: Array) -> Array:
@@ -29,8 +31,9 @@ def same_rows(first: Array, second: Array) -> Array:
 class _StateChain:
     """Whether the successors of one observation leaf are the states of the following steps."""
 
-    def __init__(self, name: str, unchained: bool) -> None:
+    def __init__(self, name: str, step: Array | None, unchained: bool) -> None:
         self.name, self._unchained = name, unchained
+        self._rounding = 0.0 if step is None else _ROUNDING * step
         self._mismatch, self._own, self._late = Hits(), 0, 0
         self._last: Array | None = None
         #: Whether states differ from the first one of the dataset.
@@ -44,9 +47,9 @@ class _StateChain:
         self._first = state[:1].copy() if self._first is None else self._first
         self.varies = self.varies or not same_rows(state, np.broadcast_to(self._first, state.shape)).all()
         same, follows = same_rows(state, successor), np.zeros(len(block), bool)
-        follows[:-1] = same_rows(successor[:-1], state[1:])
+        follows[:-1] = self._follows(successor[:-1], state[1:])
         if not self._unchained:
-            if self._last is not None and not block.is_first[0] and not same_rows(self._last, state[:1])[0]:
+            if self._last is not None and not block.is_first[0] and not self._follows(self._last, state[:1])[0]:
                 self._mismatch.add([block.low - 1])
             self._last = successor[-1:].copy()
             differs = ~follows & ~block.is_last
@@ -57,6 +60,14 @@ class _StateChain:
                 self._late += int((differs[:-2] & same_rows(successor[:-2], state[2:])).sum())
         zero, zero_state = (every(rows == 0) for rows in (successor, state))
         return {"same": same, "joins": follows & block.is_last, "zero": zero, "zero_state": zero_state}
+
+    def _follows(self, successor: Array, state: Array) -> Array:
+        follows = same_rows(successor, state)
+        rest = np.flatnonzero(~follows)
+        if len(rest) and state.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):
+                follows[rest] = every(np.abs(successor[rest] - state[rest]) <= self._rounding)
+        return follows
 
     def findings(self, steps: int) -> Iterator[Finding]:
         if not self._mismatch.count:
@@ -75,7 +86,7 @@ class Transitions:
     def __init__(
         self, leaves: Leaves, table: EpisodeTable, usual: Mapping[str, Usual], unchained: Collection[str]
     ) -> None:
-        self._chains = [_StateChain(name, name in unchained) for name in leaves.observations]
+        self._chains = [_StateChain(name, usual[name].step, name in unchained) for name in leaves.observations]
         self._table, self._alone, self.steps = table, not leaves.frames, 0
         self._usual = usual
         #: Whether all observations are counts, choices or pixels: these stand still more often than measured numbers.

@@ -315,6 +315,13 @@ def test_a_state_is_compared_with_the_successor_in_the_block_before(tmp_path, cl
     assert (finding.code, finding.first, finding.count) == ("successor_mismatch", (step,), 1)
 
 
+def test_successors_that_were_computed_again_follow(tmp_path, clean):
+    """From stored states, or in another precision: they differ by rounding."""
+    rng = np.random.default_rng(0)
+    clean["next/observation"] *= 1 + rng.uniform(-1e-6, 1e-6, clean["next/observation"].shape).astype(np.float32)
+    assert rbdata.audit(clean.write(tmp_path)).findings == ()
+
+
 def test_views_and_urls(tmp_path, clean):
     clean["next/reward"][clean.starts[7]] = np.nan
     dataset = clean.write(tmp_path / "root")
