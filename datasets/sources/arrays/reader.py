@@ -43,8 +43,8 @@ RECORDING = "recording"
 #: Sentences of the notes by the count that they state (`count_notes`).
 _COUNTED = {
     "given_up_steps": (
-        "Dropped: {n} of {rows} rows whose successor is not in the data; the observation of such a row is the final one of "
-        "the step before it."
+        "Dropped: {n} of {rows} rows whose successor is not in the data, which next observations would state; the "
+        "observation of such a row is the final one of the step before it."
     ),
     "unknown_next_steps": "Kept, truncated, with a next state of zeros: {n:step} whose successor is not in the data.",
     "seams": "Episodes cut where the stated next observation is not the observation of the next row: {n}.",

@@ -53,6 +53,7 @@ def memory_table(arrays: Any, name: str = "the arrays") -> Table:
         raise UsageError(message, hint=hint)
     if not hasattr(arrays, "items"):
         hint = "of an array with fields: {name: array[name] for name in array.dtype.names}"
+        hint = "the arrays come first, then the id" if isinstance(arrays, str) else hint
         raise UsageError(f"{name} are a {type(arrays).__name__}, not a mapping of names to arrays", hint=hint)
     table = Table(name, {})
     for key, value in flat_arrays(arrays):
