@@ -89,6 +89,8 @@ def run(
     targets = {name: target for name, target in files.items() if target is not None}
     if episode and frames is None:
         raise UsageError("--episode chooses what --frames draws", hint="add --frames FILE")
+    if len(set(targets.values())) < len(targets):
+        raise UsageError("two options name the same file", hint="give each a file of its own")
     if targets and is_remote(dataset):
         hint = "fetch it first with `rbdata download --mirror`"
         raise UsageError("pictures and cards need a dataset on this machine", hint=hint)

@@ -212,7 +212,7 @@ def test_a_killed_parent_takes_its_workers_with_it(tmp_path):
     assert process.stdout is not None
     assert process.stdout.readline() == "script\n"
     pids = [int(word) for word in process.stdout.readline().split()]
-    assert len(pids) > 1
+    assert len(pids) > 1, process.communicate()
     wait_until((tmp_path / "never.waiting").exists)
     assert not any(is_gone(pid) for pid in pids)
     process.kill()
