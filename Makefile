@@ -52,7 +52,7 @@ strict: $(STAMP)
 	$(BIN)/pyright -p .
 
 # Tests write tens of thousands of small files and sync them, which takes half of the time on a disk: they are in memory, where
-# there is enough. A process more than there are cores, as some tests wait for processes that they started. Each begins with a
+# there is enough. Two processes more than there are cores, as some tests wait for processes that they started. Each begins with a
 # stretch of the tests, in order, as those of one module share fixtures; who is done takes half of what another has left. The
 # package is compiled for the hundreds of processes that tests start, and pytest keeps the tests that it has compiled, of six
 # seconds in each worker, whatever the environment says of bytecode. What other packages warn of is left out, so that a log fits
@@ -62,7 +62,7 @@ IN_MEMORY := $(shell test -w /dev/shm && df -Pm /dev/shm | awk 'NR == 2 && $$4 >
 unit: $(STAMP)
 	@$(BIN)/python -m compileall -qq *.py cli datasets preprocess storage tests/support
 	@unset PYTHONDONTWRITEBYTECODE; $(if $(IN_MEMORY),export TMPDIR=$$(mktemp -d /dev/shm/rb-XXXXXX); trap 'rm -rf $$TMPDIR' EXIT INT TERM;) \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist worksteal \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 2)') --dist worksteal \
 	--disable-warnings $(ONLY)
 
 # Reads every page and docstring as `docs` does, without writing HTML.

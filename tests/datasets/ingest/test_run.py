@@ -479,7 +479,7 @@ def test_nothing_half_written_is_seen(mirror, tmp_path):
     listener = Listener(on_part_done=lambda index: seen.append(place.path.exists()))
     try:
         download(request(top, tmp_path / "root"), listener)
-        stop.wait(0.2)
+        watcher.join(600)  # it sees the dataset
     finally:
         stop.set()
         watcher.join()

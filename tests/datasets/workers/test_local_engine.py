@@ -10,6 +10,7 @@ import sys
 from contextlib import closing
 from multiprocessing import forkserver
 from multiprocessing.popen_forkserver import Popen
+from tempfile import TemporaryDirectory
 
 import pytest
 from paths import SUPPORT
@@ -198,26 +199,26 @@ list(workers.run(WaitingUntil("never"), TASKS, lambda progress: None))
 
 def test_a_killed_parent_takes_its_workers_with_it(tmp_path):
     """And the script, which guards nothing, runs once."""
-    script, temporary = tmp_path / "script.py", tmp_path / "t"  # a path of a socket is short
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(SUPPORT)))
-    temporary.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(temporary)},
-        cwd=tmp_path,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "script\n"
-    pids = [int(word) for word in process.stdout.readline().split()]
-    assert len(pids) > 1, process.communicate()
-    wait_until((tmp_path / "never.waiting").exists)
-    assert not any(is_gone(pid) for pid in pids)
-    process.kill()
-    assert process.communicate()[0] == ""
-    wait_until(lambda: all(is_gone(pid) for pid in pids))
+    with TemporaryDirectory() as temporary:  # what is killed leaves its socket, whose path is to be short
+        process = subprocess.Popen(
+            [sys.executable, script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "TMPDIR": temporary},
+            cwd=tmp_path,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "script\n"
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert len(pids) > 1, process.communicate()
+        wait_until((tmp_path / "never.waiting").exists)
+        assert not any(is_gone(pid) for pid in pids)
+        process.kill()
+        assert process.communicate()[0] == ""
+        wait_until(lambda: all(is_gone(pid) for pid in pids))
 
 
 def test_who_hands_out_the_work_loads_no_torch_and_no_file_of_the_current_directory(tmp_path):
