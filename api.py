@@ -64,7 +64,7 @@ def download(
 
     - Atari: ``upstream``. D4RL: ``episodes_by``, ``horizon``, ``accept_changed``. Minari: ``text``.
     - LeRobot: ``size``, ``episodes`` (``"0-9,12"``), ``cameras``, ``text``.
-    - OpenML: ``target``, ``exclude``, ``missing``, ``one_hot``, ``standardize``, ``format``, ``accept_changed``.
+    - OpenML: ``target``, ``exclude``, ``missing``, ``one_hot``, ``standardize``, ``accept_changed``.
     - RLDS, Open X-Embodiment: ``last_row``, ``split``, ``leave_out``, ``max_length``, ``text``.
     - ExORL: ``task``, whose rewards the dataset has.
     - Gymnasium (recordings; `record` takes policies as objects): ``name``, ``steps``, ``episodes``, ``policy``, ``num_envs``,
