@@ -732,7 +732,7 @@ def _task_numbers(texts: np.ndarray, where: str, first: int, number_of: Callable
 def _note_lerobot(work: _Export, columns: Mapping[str, WrittenColumn], task: str | None) -> None:
     videos = [key for key, column in columns.items() if column.kind == "video"]
     if videos:
-        about = "H.264 video, which changes values a little; --frames image keeps them."
+        about = "H.264 video, which changes values, those of small sharp pictures most; --frames image keeps them."
         work.notes.append(f"{', '.join(videos)}: {about}")
     grey = [key for key in videos if columns[key].shape[2] == 1]
     if grey:

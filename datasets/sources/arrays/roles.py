@@ -185,7 +185,8 @@ def find_roles(
     if (done := single["done"]) is not None and single["terminated"] is None and single["truncated"] is None:
         assumed = (
             f"{done} is taken as terminated, after which nothing follows. If it includes time limits, map them "
-            f"(truncated=NAME); if it has nothing else, map truncated={done}.",
+            f"(truncated=NAME). Where it is time limits alone, truncated={done} drops the last step of each episode, unless "
+            "next observations are stored.",
         )
         single |= {"terminated": done, "done": None}
     trees: dict[str, Any] = {role: found.get(role, {}) for role in _TREES}
