@@ -267,10 +267,10 @@ class ReplayBuffer:
             self._warn_once("sample", f"sample({size}): the buffer has batch_size={self.batch_size}, the argument wins")
         return size
 
-    def _warn_once(self, what: str, message: str) -> None:
+    def _warn_once(self, what: str, message: str, stacklevel: int = 4) -> None:
         if what not in self._warned:
             self._warned |= {what}
-            warnings.warn(message, stacklevel=4)
+            warnings.warn(message, stacklevel=stacklevel)
 
     def sample_at(self, index: Any) -> Any:
         """Return the batch that `sample` would give for these records: frame stacks, n-step returns, windows, transforms.
@@ -308,9 +308,8 @@ class ReplayBuffer:
         while True:
             batch, after = self.sample(), getattr(self._last, "place", OrderPlace())
             if before.taken and after.rows != before.rows:
-                self._warn_once(
-                    "pass", "a write has started the pass again: write after the loop, or draw with replacement"
-                )
+                message = "a write has started the pass again: write after the loop, or draw with replacement"
+                self._warn_once("pass", message, stacklevel=3)
             before = after
             yield batch
             if after.ended or self._ran_out:  # the loop may sample the end of the pass itself

@@ -106,7 +106,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """Set the priorities of a batch's rows from ``priority_key``, several values reduced to one.
 
         Without effect if the sampler has no priorities. If the batch lacks the key, its rows get the priority of new records,
-        with a warning. Raises UsageError for what is no TensorDict, and if it has no ``index``.
+        with a warning. Raises UsageError for another type than a TensorDict, and for one without ``index``.
         """
         sampler: Any = self.sampler
         if not sampler.has_priorities:

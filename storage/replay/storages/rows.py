@@ -131,7 +131,7 @@ def written_rows(cursor: Any, filled: int) -> slice | torch.Tensor:
     """Return the rows along the first dimension to write to: a slice of step 1, or numbers (int64 ``[n]``).
 
     Numbers from 0 on may lie behind the ``filled`` rows; negative numbers, open slices and masks select from these. Raises
-    UnknownKeyError for what is no index of them.
+    UnknownKeyError for anything that cannot index them.
     """
     if isinstance(cursor, range) and cursor.step == 1:
         cursor = slice(cursor.start, cursor.stop)

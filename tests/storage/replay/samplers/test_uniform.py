@@ -105,11 +105,12 @@ def test_a_growing_storage_starts_the_pass_anew():
     buffer.sample()
     buffer.extend(rollout([10], first=100))
     assert len({int(step) for batch in buffer for step in batch["index"]}) == 20
-    with pytest.warns(UserWarning, match="started the pass again"):
+    with pytest.warns(UserWarning, match="started the pass again") as warned:
         for number, _ in enumerate(buffer):
             if number == 1:
                 buffer.set_storage(LazyTensorStorage(20))
                 buffer.extend(rollout([15]))
+    assert [one.filename for one in warned] == [__file__]  # the loop, which is the caller's
 
 
 def test_without_replacement_by_argument():
