@@ -110,13 +110,12 @@ def _as_text(functions: Sequence[Given], args: Mapping[str, Any]) -> tuple[list[
     named, bound = list(functions), dict[str, Any]()
     for number, given in enumerate(functions):
         fn: Any = given
+        keywords: dict[str, Any] = {}
         while isinstance(fn, partial) and not fn.args:
-            fn = fn.func
+            fn, keywords = fn.func, {**fn.keywords, **keywords}
         if callable(fn) and (traits := traits_of(fn)) is not None:
             named[number] = BUILTIN + traits.name
-            while isinstance(given, partial):
-                bound = {**{f"{traits.name}.{key}": value for key, value in given.keywords.items()}, **bound}
-                given = given.func
+            bound |= {f"{traits.name}.{key}": value for key, value in keywords.items()}
     for name in (BUILTIN + key.partition(".")[0] for key in bound):
         if named.count(name) > 1:
             raise UsageError(

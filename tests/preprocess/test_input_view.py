@@ -102,7 +102,7 @@ class TestEpisodes:
             assert check_invariants(dataset.path, dataset.manifest) == []
 
     def test_ends_cannot_be_taken_away(self, inputs):
-        """What is no longer done at its end is truncated there, at the edge of a batch and in a shorter episode."""
+        """Where a function clears the flags of an end, the episode is truncated there, also at the edge of a batch."""
 
         def unended(td):
             for name in ("done", "terminated", "truncated"):
